@@ -1,0 +1,28 @@
+"""Which backend an array belongs to.
+
+Every backend has the names of `npquant.cpu`, with the same signatures. Kernels trust their
+arguments: the ops have checked, laid out and allocated before.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from npquant import cpu
+
+
+def _nothing(*args: Any, **kwargs: Any) -> tuple[None, None]:
+    """What a kernel does to specs."""
+    return None, None
+
+
+#: Shapes and dtypes only: the ops have made the specs they return, and there is nothing to compute.
+meta: Any = SimpleNamespace(**dict.fromkeys(cpu.__all__, _nothing))
+
+
+def of(x: Any) -> Any:
+    """The backend of an array that was checked."""
+    return cpu if type(x) is np.ndarray else meta

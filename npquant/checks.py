@@ -1,0 +1,420 @@
+"""Arguments: what is allowed, in one place, and the words of every error.
+
+Wrong kinds and dtypes are TypeErrors, wrong values and shapes are ValueErrors. Each names the
+argument, what it was and what is allowed. Everything here runs before anything is written.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npquant import dtypes
+from npquant.cpu.qparams import outside as outside
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, DType
+from npquant.errors import show
+from npquant.layout import memory_order
+from npquant.meta import ArraySpec
+
+Array = Any  # np.ndarray, or ArraySpec where only shapes are asked for
+
+#: Integers up to here are exact in float32.
+EXACT = 2**24
+
+_ARRAYS = (np.ndarray, ArraySpec)
+
+# Between these, a number rounds to a positive finite float32.
+_LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+
+
+# --- arrays -----------------------------------------------------------------------------------
+
+
+def array(value: Any, name: str) -> Array:
+    """`value` as an array (or a spec); nothing is converted but NumPy's own scalars."""
+    if type(value) is np.ndarray or type(value) is ArraySpec:
+        return value
+    if isinstance(value, np.memmap):
+        return value.view(np.ndarray)
+    if isinstance(value, (np.generic, np.ndarray)) and not isinstance(
+        value, (np.ma.MaskedArray, np.matrix)
+    ):
+        return np.asarray(value)
+    raise TypeError(f"{name} must be a NumPy array or an ArraySpec, got {type(value).__name__}")
+
+
+def floats(value: Any, name: str = "input") -> Array:
+    """An array of one of the four floating dtypes."""
+    x = array(value, name)
+    if x.dtype not in FLOATS:
+        _wrong_dtype(x, name, FLOATS)
+    return x
+
+
+def real(value: Any, name: str = "input") -> Array:
+    """An array of floats or of integers."""
+    x = array(value, name)
+    if x.dtype not in FLOATS and x.dtype not in INTEGERS:
+        _wrong_dtype(x, name, FLOATS | INTEGERS)
+    return x
+
+
+def codes(value: Any, dtype: Any, name: str = "input") -> Array:
+    """An array of codes of the dtype that the call names."""
+    q, expected = array(value, name), dtypes.target(dtype)
+    if q.dtype != expected:
+        raise TypeError(f"{name} must have the dtype given as dtype, {expected}, got {q.dtype}")
+    return q
+
+
+def _wrong_dtype(x: Array, name: str, allowed: Any) -> None:
+    if not x.dtype.isnative and x.dtype.newbyteorder("=") in allowed:
+        return
+    raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {x.dtype}")
+
+
+def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
+    """An array of the shape of `x`, and of `dtype` or else of the dtype of `x`."""
+    other, wanted = array(value, name), dtype or x.dtype
+    if other.dtype != wanted:
+        raise TypeError(f"{name} must have the dtype {wanted}, got {other.dtype}")
+    if other.shape != x.shape:
+        raise ValueError(f"{name} must have the shape {x.shape}, got {other.shape}")
+    together(x, other, name)
+    return other
+
+
+def together(x: Array, other: Any, name: str) -> None:
+    """Refuse a spec among arrays and an array among specs."""
+    if isinstance(other, (np.ndarray, ArraySpec)) and type(other) is not type(x):
+        if isinstance(other, np.ndarray) and isinstance(x, ArraySpec) and name != "out":
+            return  # real qparams tell a spec nothing wrong
+        raise TypeError(
+            f"{name} and input must be of one kind, got {type(other).__name__} "
+            f"and {type(x).__name__}"
+        )
+
+
+def output(out: Any, x: Array, dtype: DType, shape: tuple[int, ...] | None = None) -> Array:
+    """Where to write: `out` if it fits, else a new array that lies in memory as `x` does."""
+    shape = x.shape if shape is None else shape
+    if out is None:
+        if type(x) is ArraySpec:
+            return ArraySpec(shape, dtype)
+        return np.empty_like(x, dtype) if _dense(x) and shape == x.shape else np.empty(shape, dtype)
+    y = array(out, "out")
+    if y.dtype != dtype:
+        raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
+    if y.shape != shape:
+        raise ValueError(f"out must have the shape {shape}, got {y.shape}")
+    together(x, y, "out")
+    if type(y) is np.ndarray:
+        if not y.flags.writeable:
+            raise ValueError("out must be writeable, got a read-only array")
+        if (
+            0 in y.strides
+            and y.size > 1
+            and any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True))
+        ):
+            raise ValueError("out must not repeat its elements, got a broadcast array")
+        apart(y, x, "input")
+    return y
+
+
+def apart(y: Any, x: Any, name: str) -> None:
+    """Refuse an output that overlaps an input, unless they are the very same elements."""
+    if not isinstance(x, np.ndarray) or not np.may_share_memory(x, y):
+        return
+    alike = x.strides == y.strides and x.itemsize == y.itemsize
+    if alike and x.__array_interface__["data"] == y.__array_interface__["data"]:
+        return
+    try:
+        overlap = np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        overlap = True
+    if overlap:
+        raise ValueError(f"out must be {name} itself or not overlap it, got a partial overlap")
+
+
+def _dense(x: np.ndarray[Any, Any]) -> bool:
+    return x.flags.forc or memory_order(x) is not None
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+def integer(value: Any, name: str) -> int:
+    """An integer, or the one element of an array (of floats: truncated, as PyTorch does)."""
+    if type(value) is int:
+        return value
+    if isinstance(value, _ARRAYS):
+        n = one(value, name)
+        if isinstance(n, float) and not math.isfinite(n):
+            raise ValueError(f"{name} must be finite, got {n}")
+        return int(n)
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {show(value)}") from None
+
+
+def one(value: Array, name: str) -> float | int:
+    """The one element of an array, as a Python number; of a spec, a number that passes."""
+    if value.size != 1:
+        raise ValueError(f"{name} must have one element, got {show(value)}")
+    if type(value) is ArraySpec:
+        return 1
+    if value.dtype in FLOATS:
+        return float(value.reshape(-1)[0])
+    if value.dtype in INTEGERS:
+        return int(value.reshape(-1)[0])
+    raise TypeError(f"{name} must be an array of numbers, got dtype {value.dtype}")
+
+
+def number(value: Any, name: str) -> float:
+    """A real number, or the one element of an array."""
+    if type(value) is float:
+        return value
+    if isinstance(value, _ARRAYS):
+        return float(one(value, name))
+    numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
+    if not numeric or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {show(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must fit a float64, got {show(value)}") from None
+
+
+def scale_number(value: Any, name: str = "scale") -> float:
+    """A scale: positive and finite."""
+    scale = number(value, name)
+    if 0.0 < scale < math.inf:
+        return scale
+    raise ValueError(f"{name} must be positive and finite, got {scale}")
+
+
+def scale_float32(value: Any, name: str = "scale") -> float:
+    """A scale that stays positive and finite in float32, in which it is used."""
+    scale = number(value, name)
+    if _LEAST_FLOAT32 < scale < _BEYOND_FLOAT32:
+        return scale
+    raise ValueError(f"{name} must be positive and finite in float32, got {scale}")
+
+
+def bounds(quant_min: Any, quant_max: Any) -> tuple[int, int]:
+    """The least and the greatest code, of any width up to int64."""
+    lo = quant_min if type(quant_min) is int else integer(quant_min, "quant_min")
+    hi = quant_max if type(quant_max) is int else integer(quant_max, "quant_max")
+    if lo > hi:
+        raise ValueError(f"quant_min must not exceed quant_max, got {lo} > {hi}")
+    if lo < -(2**63) or hi >= 2**63:
+        raise ValueError(f"quant_min and quant_max must fit int64, got {lo} and {hi}")
+    return lo, hi
+
+
+def bounds_of(quant_min: Any, quant_max: Any, dtype: DType) -> tuple[int, int]:
+    """The least and the greatest code, within those of a dtype."""
+    lo, hi = bounds(quant_min, quant_max)
+    least, greatest = BOUNDS[dtype]
+    if lo < least or hi > greatest:
+        raise ValueError(
+            f"quant_min and quant_max must lie within {least}..{greatest} for {dtype}, "
+            f"got {lo}..{hi}"
+        )
+    return lo, hi
+
+
+def bounds_around_zero(quant_min: Any, quant_max: Any) -> tuple[int, int]:
+    """The least and the greatest code, with zero between."""
+    lo, hi = bounds(quant_min, quant_max)
+    if not lo <= 0 <= hi:
+        raise ValueError(f"quant_min <= 0 <= quant_max is required, got {lo} and {hi}")
+    return lo, hi
+
+
+def zero_point_inside(value: Any, lo: int, hi: int, name: str = "zero_point") -> int:
+    """An integer zero point between the bounds."""
+    z = value if type(value) is int else integer(value, name)
+    if lo <= z <= hi or type(value) is ArraySpec:
+        return z
+    raise ValueError(f"{name} must lie within {lo}..{hi}, got {z}")
+
+
+def zero_point_number(value: Any, name: str = "zero_point") -> int | float:
+    """A zero point: an integer, or the one element of an array, which may be fractional."""
+    if isinstance(value, _ARRAYS):
+        z = one(value, name)
+        if not math.isfinite(z):
+            raise ValueError(f"{name} must be finite, got {z}")
+        return z
+    return integer(value, name)
+
+
+def truncated_int32(value: Any, name: str = "zero_point") -> int:
+    """A zero point as PyTorch reads one from a tensor: truncated, and an int32."""
+    z = number(value, name)
+    if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
+        raise ValueError(f"{name} must fit int32, got {z}")
+    return int(z)
+
+
+def finite(value: Any, name: str) -> float:
+    """A finite number."""
+    v = number(value, name)
+    if not math.isfinite(v):
+        raise ValueError(f"{name} must be finite, got {v}")
+    return v
+
+
+def single(value: Any, name: str) -> Any:
+    """A number, or an array of shape (1,) or ()."""
+    if isinstance(value, _ARRAYS) and value.shape not in ((1,), ()):
+        raise ValueError(f"{name} must have the shape (1,) or (), got {value.shape}")
+    return value
+
+
+def switch(value: Any, name: str) -> bool:
+    """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
+        return bool(value.reshape(-1)[0])
+    n = number(value, name)
+    if not math.isfinite(n):
+        raise ValueError(f"{name} must be finite, got {n}")
+    return int(n) != 0
+
+
+def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
+    """An axis of `x`, counted from the front."""
+    a = axis if type(axis) is int else integer(axis, name)
+    if not -x.ndim <= a < x.ndim:
+        raise ValueError(f"{name} must be an axis of input, of shape {x.shape}, got {a}")
+    return a if a >= 0 else a + x.ndim
+
+
+def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
+    """A group size that divides the last axis of `x`."""
+    g = integer(group_size, "group_size")
+    if ndim is not None and x.ndim != ndim:
+        raise ValueError(f"input must have {ndim} axes, got shape {x.shape}")
+    if x.ndim == 0:
+        raise ValueError("input must have an axis to be grouped, got shape ()")
+    if g <= 1 or x.shape[-1] % g:
+        raise ValueError(
+            f"group_size must be at least 2 and divide the last axis of input, of shape "
+            f"{x.shape}, got {g}"
+        )
+    return g
+
+
+# --- arrays of qparams ------------------------------------------------------------------------
+
+
+def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """One number a channel: an array of one of `shapes`; it comes back flat and contiguous."""
+    if type(value) is ArraySpec:
+        together(x, value, name)
+        p: Any = value
+    else:
+        try:
+            p = value if type(value) is np.ndarray else np.asarray(value)
+        except ValueError:
+            raise TypeError(f"{name} must be an array of numbers, got {show(value)}") from None
+    if p.dtype not in FLOATS and p.dtype not in INTEGERS:
+        _wrong_dtype(p, name, FLOATS | INTEGERS)
+    if p.shape not in shapes:
+        allowed = " or ".join(map(str, dict.fromkeys(shapes)))
+        raise ValueError(f"{name} must have the shape {allowed}, got {p.shape}")
+    if type(p) is ArraySpec:
+        return p
+    if p.ndim != 1 or not p.flags.c_contiguous or not p.flags.aligned or not p.dtype.isnative:
+        p = np.ascontiguousarray(p, p.dtype.newbyteorder("=")).reshape(-1)
+        if not p.flags.aligned:
+            p = p.copy()
+    return p
+
+
+def in_range(p: Array, name: str, lo: float, hi: float, allowed: str) -> None:
+    """Every element of `p` between lo and hi, and so no NaN."""
+    if type(p) is ArraySpec:
+        return
+    i = outside(p, lo, hi)
+    if i >= 0:
+        raise ValueError(f"{name} must be {allowed}, got {p[i]} at index {i}")
+
+
+def scales_float32(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Scales that are used in float32."""
+    s = parameters(value, name, shapes, x)
+    if s.dtype != dtypes.float32:
+        s = cast(s, dtypes.float32)
+    in_range(s, name, 1e-45, 3.4028235e38, "positive and finite in float32")
+    return s
+
+
+def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Scales that are used in their own precision; integers in float32."""
+    s = parameters(value, name, shapes, x)
+    if s.dtype in INTEGERS:
+        s = cast(s, dtypes.float32)
+    in_range(s, name, 5e-324, 1.7976931348623157e308, "positive and finite")
+    return s
+
+
+def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Zero points: floats as they are, integers in int32 or int64."""
+    z = parameters(value, name, shapes, x)
+    if z.dtype in _NARROW:
+        return cast(z, _INT32)
+    if z.dtype == np.uint32:
+        return cast(z, np.dtype(np.int64))
+    if z.dtype in FLOATS:
+        in_range(z, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
+    return z
+
+
+def int32s(p: Array, name: str, truncate: bool = False) -> Array:
+    """Zero points as int32; floating ones are truncated where PyTorch does, or were refused."""
+    in_range(p, name, -(2.0**31) - truncate + (0 if not truncate else 2.0**-21),
+             2.0**31 - (1 if not truncate else 2.0**-21), "within int32")  # fmt: skip
+    return p if p.dtype == _INT32 else cast(p, _INT32)
+
+
+def no_nan(p: Array, name: str) -> Array:
+    """Learned zero points: any number, infinities clamp."""
+    in_range(p, name, -math.inf, math.inf, "a number")
+    return p
+
+
+def learned(value: Any, name: str) -> Array:
+    """A parameter that has a gradient: an array of floats; a number is a float32."""
+    if isinstance(value, (float, np.float32, np.float64)):
+        value = np.array([value], np.float64 if type(value) is np.float64 else np.float32)
+    return floats(value if isinstance(value, _ARRAYS) else np.asarray(value), name)
+
+
+_INT32 = np.dtype(np.int32)
+_NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
+
+
+def cast(p: Array, dtype: DType) -> Array:
+    """An array of qparams in another dtype; a value too large becomes an infinity, in silence."""
+    if type(p) is ArraySpec:
+        return ArraySpec(p.shape, dtype)
+    with np.errstate(over="ignore"):
+        return p.astype(dtype)
+
+
+def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
+    """The dtype of codes: float32 while everything is exact in it, else float64."""
+    if dtype == dtypes.float64 or lo < -EXACT or hi > EXACT or not -EXACT <= z <= EXACT:
+        return "float64"
+    return "float32"

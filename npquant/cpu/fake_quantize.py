@@ -1,0 +1,33 @@
+"""Fake quantize: to codes and back in one pass, with a mask of what was inside the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant import formulas as f
+from npquant.cpu.loops import Elementwise, flat_map
+from npquant.primitives import masked
+
+fake_quantize_per_tensor = Elementwise(f.affine, f.fake_quantize_per_tensor)
+fake_quantize_per_channel = Elementwise(f.affine, f.fake_quantize_per_channel)
+fake_quantize_float_zero_point = Elementwise(f.affine, f.fake_quantize_float_zero_point)
+fake_quantize_half_zero_point = Elementwise(f.affine, f.fake_quantize_half_zero_point)
+fake_quantize_decomposed = Elementwise(f.affine_in_input, f.fake_quantize_decomposed)
+
+
+def _masked_gradient(begin: Any, end: Any, grad: Any, mask: Any, grad_input: Any) -> None:
+    base = np.uintp(begin)
+    for k in range(np.uintp(end - begin)):
+        grad_input[base + k] = masked(grad[base + k], mask[base + k])
+
+
+#: grad, mask -> grad_input.
+masked_gradient = flat_map(_masked_gradient, "masked_gradient")
+
+
+def copy(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> None:
+    """What fake quantize does while it is switched off."""
+    np.copyto(y, x)
+    mask.fill(True)

@@ -1,0 +1,182 @@
+"""The loops of every elementwise kernel: a formula goes in, a kernel comes out.
+
+The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel.
+Where `inner` is long, what belongs to a channel is made once and its run of `inner` elements
+follows (`runs`). Where it is short, elements and channels go side by side (`periods`), so that
+channels-last images and the last axis of a linear layer are vectorised too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from npquant.cpu.target import Kernel, array_type
+from npquant.cpu.walk import pieces, plain
+from npquant.layout import PER_TENSOR, Granularity, Layout
+from npquant.primitives import at, store
+
+Array = np.ndarray[Any, Any]
+
+#: Runs shorter than this are done side by side, where a period of them has at most PERIOD elements.
+SHORT, PERIOD = 16, 1 << 14
+#: A shorter period than this is repeated up to it.
+LEAST_PERIOD = 256
+
+_NUMBERS = {"float32": types.float32, "float64": types.float64}
+
+
+class Elementwise:
+    """x, qparams -> y and perhaps a mask, one element at a time.
+
+    Parameters
+    ----------
+    parameters : callable
+        ``parameters(x, scale, zero_point, lo, hi, y) -> (inverse, scale, zero_point)``.
+    element : callable
+        ``element(x, inverse, scale, zero_point, lo, hi, nan) -> (value, inside)``.
+    """
+
+    def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
+        def runs(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            row = (first + begin) // inner
+            skip = (first + begin) - row * inner
+            c = row % channels
+            while begin < end:
+                m = min(inner - skip, end - begin)
+                a, b, z = parameters(x, at(scale, c), at(zero_point, c), lo, hi, y)
+                # An unsigned index is not checked for wrap-around, so the loop is vectorised.
+                base = np.uintp(begin)
+                for k in range(np.uintp(m)):
+                    value, inside = element(x[base + k], a, b, z, lo, hi, nan)
+                    store(y, base + k, value)
+                    store(mask, base + k, inside)
+                begin += m
+                skip = 0
+                c = c + 1 if c + 1 < channels else 0
+
+        def periods(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            c = (first + begin) % channels
+            while begin < end:
+                m = min(channels - c, end - begin)
+                base, channel = np.uintp(begin), np.uintp(c)
+                for k in range(np.uintp(m)):
+                    s, z = scale[channel + k], zero_point[channel + k]
+                    a, b, z = parameters(x, s, z, lo, hi, y)
+                    value, inside = element(x[base + k], a, b, z, lo, hi, nan)
+                    store(y, base + k, value)
+                    store(mask, base + k, inside)
+                begin += m
+                c = 0
+
+        name = f"{parameters.__name__}_{element.__name__}"
+        self._runs = Kernel(runs, f"{name}_runs")
+        self._periods = Kernel(periods, f"{name}_periods")
+
+    def __call__(
+        self,
+        granularity: Granularity,
+        x: Array,
+        scale: Any,
+        zero_point: Any,
+        constants: tuple[Any, Any, Any],
+        precision: tuple[str, str],
+        y: Array,
+        mask: Array | None = None,
+    ) -> None:
+        """Run over `x`.
+
+        `scale` and `zero_point` are numbers, or arrays of one a channel. `constants` are lo, hi
+        and what a NaN becomes. `precision` names the types of a scale and of the constants (and a
+        zero point) that are numbers.
+        """
+        if x.size == 0:
+            return
+        if plain(x) and plain(y) and (mask is None or plain(mask)):
+            layout = Layout(granularity.channels, granularity.inner)
+            flat_mask = None if mask is None else mask.reshape(-1)
+            self._flat(layout, 0, x.reshape(-1), scale, zero_point, constants, precision,
+                       y.reshape(-1), flat_mask)  # fmt: skip
+            return
+        for layout, first, (u, v, w) in pieces(granularity, (x,), (y, mask)):
+            self._flat(layout, first, u, scale, zero_point, constants, precision, v, w)
+
+    def _flat(
+        self, layout: Layout, first: int, x: Array, scale: Any, zero_point: Any,
+        constants: tuple[Any, Any, Any], precision: tuple[str, str], y: Array, mask: Array | None,
+    ) -> None:  # fmt: skip
+        channels, inner = layout
+        inner = inner or x.size
+        kernel = self._runs
+        per_channel = isinstance(scale, np.ndarray)
+        if per_channel:
+            if (
+                channels > 1
+                and inner < SHORT
+                and x.size > LEAST_PERIOD
+                and _periodic(channels, inner, x.size)
+            ):
+                kernel = self._periods
+                if inner > 1 or channels < LEAST_PERIOD:
+                    repeats = -(-LEAST_PERIOD // (channels * inner))
+                    scale = np.tile(np.repeat(scale, inner), repeats)
+                    zero_point = np.tile(np.repeat(zero_point, inner), repeats)
+                    channels, inner = scale.size, 1
+            key: Hashable = (
+                x.dtype,
+                y.dtype,
+                scale.dtype,
+                zero_point.dtype,
+                precision[1],
+                mask is None,
+            )
+        else:
+            key = (x.dtype, y.dtype, precision, mask is None)
+
+        def signature() -> tuple[Any, ...]:
+            number, code = (_NUMBERS[name] for name in precision)
+            return (
+                types.intp, types.intp, types.intp, array_type(x.dtype),
+                array_type(scale.dtype) if per_channel else number,
+                array_type(zero_point.dtype) if per_channel else code,
+                code, code, code, array_type(y.dtype),
+                types.none if mask is None else array_type(mask.dtype),
+            )  # fmt: skip
+
+        args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
+        kernel(x.size, x.size, args, key, signature)
+
+
+def _periodic(channels: int, inner: int, size: int) -> bool:
+    """Whether a period fits its buffers, and comes around often enough to be worth them."""
+    period = channels * inner
+    return inner == 1 or (period <= PERIOD and 4 * period <= size)
+
+
+def _array_types(dtypes: tuple[np.dtype[Any], ...]) -> tuple[types.Type, ...]:
+    return tuple(array_type(d) for d in dtypes)
+
+
+def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
+    """A kernel of arrays of one shape, the last of them the output, without qparams."""
+    kernel = Kernel(segment, name)
+
+    def call(*arrays: Array) -> None:
+        if arrays[0].size == 0:
+            return
+        for _, _, flat in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
+            key = tuple(a.dtype for a in flat)
+            n = flat[0].size
+            kernel(n, n, tuple(flat), key, partial(_array_types, key))
+
+    return call

@@ -1,0 +1,287 @@
+"""What many elements become one of: minima and maxima, and the sums of the learnable gradients.
+
+A channel's elements, in C order of (outer, inner), are cut into tiles of TILE; a *task* is one tile
+of one channel, or of a block of channels that lie side by side. Minima and maxima do not depend on
+order. Sums do, so theirs is fixed (docs/numerics.md, "Sums"): element e of a tile goes to lane
+e % LANES, a lane adds in order in float64, the lanes are folded by halves, and tiles are added in
+order. Every walk below adds in this order, so layouts and threads do not change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import register_jitable
+
+from npquant.cpu.storage import TYPES
+from npquant.cpu.target import Kernel, array_type
+from npquant.cpu.walk import channel_pieces
+from npquant.layout import Granularity
+from npquant.primitives import at, key, like, masked, store
+
+Array = np.ndarray[Any, Any]
+
+TILE = 4096
+LANES = 64
+#: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
+STRIP = 1024
+#: Channels of a block, where they lie side by side: its lanes fit a second-level cache.
+BLOCK = 64
+
+
+# --- minima and maxima ------------------------------------------------------------------------
+
+
+def _extremes_of_runs(
+    begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any, least: Any, greatest: Any
+) -> None:
+    """Tasks (channel, tile): the least and the greatest key of each."""
+    tiles = least.shape[1]
+    for task in range(begin, end):
+        c = task // tiles
+        tile = task - c * tiles
+        left = min(count - tile * TILE, TILE)
+        row = tile * TILE // inner
+        i = tile * TILE - row * inner
+        lo = hi = key(x[(row * channels + c) * inner + i])
+        while left > 0:
+            m = min(inner - i, left)
+            base = np.uintp((row * channels + c) * inner + i)
+            for k in range(np.uintp(m)):
+                v = key(x[base + k])
+                lo = min(lo, v)
+                hi = max(hi, v)
+            left -= m
+            row += 1
+            i = 0
+        least[c, tile] = lo
+        greatest[c, tile] = hi
+
+
+def _extremes_side_by_side(
+    begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any, least: Any, greatest: Any
+) -> None:
+    """Tasks (tile): the least and the greatest key of every channel, one row after another."""
+    for tile in range(begin, end):
+        e = tile * TILE
+        lo, hi = np.empty(channels, least.dtype), np.empty(channels, least.dtype)
+        for c in range(channels):
+            lo[c] = hi[c] = key(x[e * channels + c])
+        for row in range(e + 1, min(count, e + TILE)):
+            base = np.uintp(row * channels)
+            for c in range(np.uintp(channels)):
+                v = key(x[base + c])
+                lo[c] = min(lo[c], v)
+                hi[c] = max(hi[c], v)
+        least[:, tile] = lo
+        greatest[:, tile] = hi
+
+
+_of_runs = Kernel(_extremes_of_runs, "extremes_of_runs")
+_side_by_side = Kernel(_extremes_side_by_side, "extremes_side_by_side")
+
+_KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+
+
+def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
+    """The least and the greatest element of each channel, in one pass; NaN where there is one."""
+    kind: np.dtype[Any]
+    integer = x.dtype.kind in "iu"
+    kind = x.dtype.newbyteorder("=") if integer else _KEYS[x.dtype.itemsize]
+    shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
+    least, greatest = np.empty(shape, kind), np.empty(shape, kind)
+    for layout, channels, tiles, (flat,) in channel_pieces(
+        granularity, (x,), (), TILE, ordered=False
+    ):
+        lo, hi = least[channels, tiles], greatest[channels, tiles]
+        args = (*layout, flat.size // layout.channels, flat, lo, hi)
+        beside = layout.inner == 1 and layout.channels > 1
+        kernel, n = (_side_by_side, lo.shape[1]) if beside else (_of_runs, lo.size)
+        kernel(n, flat.size, args, flat.dtype, partial(_extremes_signature, flat.dtype, kind))
+    lo, hi = least.min(axis=1), greatest.max(axis=1)
+    return (lo, hi) if integer else _floats(lo, hi, x.dtype.newbyteorder("="))
+
+
+def _extremes_signature(dtype: np.dtype[Any], kind: np.dtype[Any]) -> tuple[types.Type, ...]:
+    keys = types.Array(TYPES[kind], 2, "A")
+    return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
+
+
+def _floats(lo: Array, hi: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Keys back to floats. A NaN of either sign lies outside the infinities, so it shows."""
+    top = np.iinfo(lo.dtype).max
+    least, greatest = (np.where(k < 0, k ^ top, k).view(dtype) for k in (lo, hi))
+    nan = np.isnan(least) | np.isnan(greatest)
+    if nan.any():
+        least[nan] = greatest[nan] = np.nan
+    return least, greatest
+
+
+# --- learnable gradients ----------------------------------------------------------------------
+
+
+@register_jitable
+def _add_to_lanes(lanes: Any, terms: Any, n: Any) -> None:
+    """Add the first `n` terms, term k to lane k % LANES."""
+    whole = n // LANES * LANES
+    for row in range(0, whole, LANES):
+        base = np.uintp(row)
+        for lane in range(np.uintp(LANES)):
+            lanes[lane] += terms[base + lane]
+    base = np.uintp(whole)
+    for lane in range(np.uintp(n - whole)):
+        lanes[lane] += terms[base + lane]
+
+
+@register_jitable
+def _fold(lanes: Any, width: Any) -> None:
+    """Add LANES rows of `width` by halves: row i takes row i + h."""
+    h = LANES // 2 * width
+    while h >= width:
+        half = np.uintp(h)
+        for k in range(half):
+            lanes[k] += lanes[half + k]
+        h //= 2
+
+
+class Gradients:
+    """grad, x, qparams -> grad_input and the sums for scale and zero point, in one pass.
+
+    Parameters
+    ----------
+    parameters : callable
+        ``parameters(x, scale, zero_point, lo, hi, y) -> (inverse, scale, zero_point)``.
+    element : callable
+        ``element(g, x, inverse, scale, zero_point, lo, hi, factor) -> (inside, slope, shift)``.
+    """
+
+    def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
+        def runs(
+            begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, slopes: Any, shifts: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (channel, tile)."""
+            tiles = slopes.shape[1]
+            slope, shift = np.empty(LANES), np.empty(LANES)
+            zero = like(np.float32(0), factor)
+            us, ws = np.full(STRIP, zero), np.full(STRIP, zero)
+            for task in range(begin, end):
+                c = task // tiles
+                tile = task - c * tiles
+                a, s, z = parameters(x, at(scale, c), at(zero_point, c), lo, hi, y)
+                slope[:] = 0
+                shift[:] = 0
+                left = min(count - tile * TILE, TILE)
+                row = tile * TILE // inner
+                i = tile * TILE - row * inner
+                filled = 0
+                while left > 0:
+                    m = min(inner - i, left, STRIP - filled)
+                    base = np.uintp((row * channels + c) * inner + i)
+                    at_term = np.uintp(filled)
+                    for k in range(np.uintp(m)):
+                        v = g[base + k]
+                        inside, u, w = element(v, x[base + k], a, s, z, lo, hi, factor)
+                        store(y, base + k, masked(v, inside))
+                        us[at_term + k] = u
+                        ws[at_term + k] = w
+                    left -= m
+                    filled += m
+                    i += m
+                    if i == inner:
+                        row += 1
+                        i = 0
+                    if filled == STRIP or left == 0:
+                        _add_to_lanes(slope, us, filled)
+                        _add_to_lanes(shift, ws, filled)
+                        filled = 0
+                _fold(slope, 1)
+                _fold(shift, 1)
+                slopes[c, tile] = slope[0]
+                shifts[c, tile] = shift[0]
+
+        def beside(
+            begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, slopes: Any, shifts: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (tile, block of channels), the channels side by side; inner is 1."""
+            blocks = (channels + BLOCK - 1) // BLOCK
+            slope, shift = np.empty(LANES * BLOCK), np.empty(LANES * BLOCK)
+            for task in range(begin, end):
+                tile = task // blocks
+                c = (task - tile * blocks) * BLOCK
+                width = min(BLOCK, channels - c)
+                a, s, z = parameters(x, scale[c], zero_point[c], lo, hi, y)
+                inverses, scales, zeros = np.full(width, a), np.full(width, s), np.full(width, z)
+                for k in range(1, width):
+                    inverses[k], scales[k], zeros[k] = parameters(
+                        x, scale[c + k], zero_point[c + k], lo, hi, y
+                    )
+                slope[: LANES * width] = 0
+                shift[: LANES * width] = 0
+                start = tile * TILE
+                for row in range(start, min(count, start + TILE)):
+                    lane = np.uintp((row - start) % LANES * width)
+                    base = np.uintp(row * channels + c)
+                    for k in range(np.uintp(width)):
+                        v = g[base + k]
+                        inside, u, w = element(
+                            v, x[base + k], inverses[k], scales[k], zeros[k], lo, hi, factor
+                        )
+                        store(y, base + k, masked(v, inside))
+                        slope[lane + k] += u
+                        shift[lane + k] += w
+                _fold(slope, width)
+                _fold(shift, width)
+                slopes[c : c + width, tile] = slope[:width]
+                shifts[c : c + width, tile] = shift[:width]
+
+        name = f"{parameters.__name__}_{element.__name__}"
+        self._runs = Kernel(runs, f"{name}_runs")
+        self._beside = Kernel(beside, f"{name}_beside")
+
+    def __call__(
+        self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
+        constants: tuple[Any, Any, Any], code: str, y: Array,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Write grad_input to `y`; return the float64 sums of each channel.
+
+        `constants` are lo, hi and grad_factor; `code` names the type of lo and hi.
+        """
+        shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
+        slopes, shifts = np.empty(shape), np.empty(shape)
+        for layout, channels, tiles, (g, u, v) in channel_pieces(
+            granularity, (grad, x), (y,), TILE, ordered=True
+        ):
+            part = slopes[channels, tiles], shifts[channels, tiles]
+            args = (*layout, u.size // layout.channels, g, u, scale[channels],
+                    zero_point[channels], *constants, v, *part)  # fmt: skip
+            beside = layout.inner == 1 and layout.channels > 1
+            blocks = -(-layout.channels // BLOCK)
+            kernel, n = (
+                (self._beside, blocks * part[0].shape[1]) if beside else (self._runs, part[0].size)
+            )
+            key = (u.dtype, scale.dtype, zero_point.dtype, code)
+
+            def signature(u: Array = u) -> tuple[types.Type, ...]:
+                k, sums = TYPES[np.dtype(code)], types.Array(types.float64, 2, "A")
+                t = types.float64 if u.dtype == np.float64 else types.float32
+                data = array_type(u.dtype)
+                return (
+                    types.intp, types.intp, types.intp, data, data, array_type(scale.dtype),
+                    array_type(zero_point.dtype), k, k, t, data, sums, sums,
+                )  # fmt: skip
+
+            kernel(n, u.size, args, key, signature)
+        return _in_order(slopes), _in_order(shifts)
+
+
+def _in_order(sums: Array) -> Array:
+    """The tiles of each channel added one after another."""
+    return np.add.accumulate(sums, axis=1)[:, -1]

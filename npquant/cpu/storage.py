@@ -1,0 +1,367 @@
+"""What the CPU compiler is taught: number formats that Numba lacks, and the primitives.
+
+float16, bfloat16, float8 and the sub-byte integers become Numba types that hold their bits, so a
+kernel takes NumPy's and ml_dtypes' arrays as they are, and indexing one gives a value that the
+primitives know how to widen and how to make.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, overload, register_jitable, register_model
+
+from npquant import primitives as p
+
+
+class Storage(types.Type):  # type: ignore[misc]
+    """A number format of NumPy or ml_dtypes, held as an integer of its size."""
+
+    def __init__(self, name: str, bits: int) -> None:
+        self.bits = bits
+        super().__init__(name=f"storage[{name}]")
+
+
+@register_model(Storage)
+class StorageModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: Storage) -> None:
+        super().__init__(dmm, fe_type, ir.IntType(fe_type.bits))
+
+
+FLOAT16: Final = Storage("float16", 16)
+BFLOAT16: Final = Storage("bfloat16", 16)
+E4M3FN: Final = Storage("float8_e4m3fn", 8)
+E5M2: Final = Storage("float8_e5m2", 8)
+INT4, UINT4, INT2, UINT2 = (Storage(n, 8) for n in ("int4", "uint4", "int2", "uint2"))
+
+HALVES: Final = (FLOAT16, BFLOAT16)
+NARROW: Final = (types.int8, types.uint8, types.int16, types.uint16, types.int32)
+
+#: The Numba type of each dtype that a kernel can meet.
+TYPES: Final[dict[np.dtype[Any], types.Type]] = {
+    np.dtype(np.float16): FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): BFLOAT16,
+    np.dtype(ml_dtypes.float8_e4m3fn): E4M3FN,
+    np.dtype(ml_dtypes.float8_e5m2): E5M2,
+    np.dtype(ml_dtypes.int4): INT4,
+    np.dtype(ml_dtypes.uint4): UINT4,
+    np.dtype(ml_dtypes.int2): INT2,
+    np.dtype(ml_dtypes.uint2): UINT2,
+    np.dtype(np.bool_): types.boolean,
+    **{
+        np.dtype(name): getattr(types, name)
+        for kind in ("int", "uint", "float")
+        for name in (f"{kind}{bits}" for bits in (8, 16, 32, 64))
+        if name not in ("float8", "float16")
+    },
+}
+
+
+# --- bits -------------------------------------------------------------------------------------
+
+
+def _reinterpret(result: types.Type) -> Any:
+    """An intrinsic that reads the bits of a value as `result`, truncating or padding with 0."""
+
+    @intrinsic
+    def reinterpret(context: Any, v: types.Type) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+            value, to = args[0], context.get_value_type(result)
+            if isinstance(value.type, (ir.FloatType, ir.DoubleType)):
+                bits = 32 if isinstance(value.type, ir.FloatType) else 64
+                value = builder.bitcast(value, ir.IntType(bits))
+            floating = isinstance(to, (ir.FloatType, ir.DoubleType))
+            width = result.bitwidth if floating else to.width
+            if value.type.width > width:
+                value = builder.trunc(value, ir.IntType(width))
+            elif value.type.width < width:
+                value = builder.zext(value, ir.IntType(width))
+            return builder.bitcast(value, to) if floating else value
+
+        return result(v), codegen
+
+    return reinterpret
+
+
+_to = {t: _reinterpret(t) for t in (*TYPES.values(), types.uint32) if t != types.boolean}
+_as_float32, _as_float64 = _to[types.float32], _to[types.float64]
+_as_int16, _as_int32, _as_int64 = _to[types.int16], _to[types.int32], _to[types.int64]
+_as_uint16, _as_uint32 = _to[types.uint16], _to[types.uint32]
+_as_float16, _as_bfloat16 = _to[FLOAT16], _to[BFLOAT16]
+_as_e4m3fn, _as_e5m2 = _to[E4M3FN], _to[E5M2]
+
+
+@intrinsic
+def _half_to_float32(context: Any, v: types.Type) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(v), codegen
+
+
+@intrinsic
+def _float32_to_half(context: Any, v: types.Type) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return FLOAT16(v), codegen
+
+
+@register_jitable
+def _bfloat16_to_float32(v: Any) -> Any:
+    return _as_float32(_as_uint32(v) << np.uint32(16))
+
+
+@register_jitable
+def _float32_to_bfloat16(v: Any) -> Any:
+    u = _as_uint32(v)
+    u = np.uint32(u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1)))
+    return _as_bfloat16(np.uint32((u if v == v else np.uint32(0x7FC00000)) >> np.uint32(16)))
+
+
+@register_jitable
+def _float8_to_float32(u: Any, nan_from: Any, shift: Any, bias: Any) -> Any:
+    """The bits `u` moved to float32's place, then scaled by 2**bias: exact, subnormals too."""
+    magnitude = np.uint32(u & np.uint32(0x7F))
+    v = _as_float32(np.uint32(magnitude << shift)) * bias
+    v = v if magnitude < nan_from else np.float32(np.nan)
+    return _as_float32(np.uint32(_as_uint32(v) | ((u & np.uint32(0x80)) << np.uint32(24))))
+
+
+@register_jitable
+def _e4m3fn_to_float32(v: Any) -> Any:
+    return _float8_to_float32(_as_uint32(v), np.uint32(0x7F), np.uint32(20), np.float32(2.0**120))
+
+
+@register_jitable
+def _e5m2_to_float32(v: Any) -> Any:
+    return _half_to_float32(_as_float16(np.uint16(_as_uint16(v) << np.uint16(8))))
+
+
+@register_jitable
+def _round_float8(v: Any, drop: Any, bias: Any, least_normal: Any, magic: Any) -> Any:
+    """|v| rounded to a float8 grid, as its bits: `drop` mantissa bits go, ties to even."""
+    a = np.uint32(_as_uint32(v) & np.uint32(0x7FFFFFFF))
+    half = np.uint32((np.uint32(1) << (drop - np.uint32(1))) - np.uint32(1))
+    normal = np.uint32(np.uint32(a + half + ((a >> drop) & np.uint32(1))) >> drop)
+    # Below the normals the grid is even: adding `magic` lets the hardware round onto it.
+    low = np.uint32(_as_uint32(_as_float32(a) + magic) - _as_uint32(magic))
+    return low if a < least_normal else np.uint32(normal - bias)
+
+
+@register_jitable
+def _float32_to_e4m3fn(v: Any) -> Any:
+    u = _round_float8(v, np.uint32(20), np.uint32(120 << 3), np.uint32(121 << 23),
+                      np.float32(2.0**14))  # fmt: skip
+    u = u if u < np.uint32(0x7E) else np.uint32(0x7E)
+    u = u if v == v else np.uint32(0x7F)
+    return _as_e4m3fn(np.uint32(u | ((_as_uint32(v) >> np.uint32(24)) & np.uint32(0x80))))
+
+
+@register_jitable
+def _float32_to_e5m2(v: Any) -> Any:
+    u = _round_float8(v, np.uint32(21), np.uint32(112 << 2), np.uint32(113 << 23),
+                      np.float32(2.0**7))  # fmt: skip
+    u = u if u < np.uint32(0x7C) else np.uint32(0x7C)
+    u = u if v == v else np.uint32(0x7F)
+    return _as_e5m2(np.uint32(u | ((_as_uint32(v) >> np.uint32(24)) & np.uint32(0x80))))
+
+
+# --- primitives -------------------------------------------------------------------------------
+
+_WIDEN: Final[dict[types.Type, Any]] = {
+    types.float32: lambda v: v,
+    types.float64: lambda v: v,
+    FLOAT16: lambda v: _half_to_float32(v),
+    BFLOAT16: lambda v: _bfloat16_to_float32(v),
+    E4M3FN: lambda v: _e4m3fn_to_float32(v),
+    E5M2: lambda v: _e5m2_to_float32(v),
+    # Sub-byte integers: the sign is the top bit of the field, whatever stands above it.
+    INT4: lambda v: np.float32(np.int32(_as_int32(v) << 28) >> 28),
+    INT2: lambda v: np.float32(np.int32(_as_int32(v) << 30) >> 30),
+    UINT4: lambda v: np.float32(_as_int32(v) & 15),
+    UINT2: lambda v: np.float32(_as_int32(v) & 3),
+    **{t: lambda v: np.float64(v) for t in (types.int32, types.int64, types.uint32, types.uint64)},
+}
+
+_FROM_FLOAT32: Final[dict[types.Type, Any]] = {
+    FLOAT16: lambda v: _float32_to_half(v),
+    BFLOAT16: lambda v: _float32_to_bfloat16(v),
+    E4M3FN: lambda v: _float32_to_e4m3fn(v),
+    E5M2: lambda v: _float32_to_e5m2(v),
+    INT4: lambda v: _to_int4(np.int32(v) & 15),
+    UINT4: lambda v: _to_uint4(np.int32(v) & 15),
+    INT2: lambda v: _to_int2(np.int32(v) & 3),
+    UINT2: lambda v: _to_uint2(np.int32(v) & 3),
+}
+_to_int4, _to_uint4, _to_int2, _to_uint2 = (_to[t] for t in (INT4, UINT4, INT2, UINT2))
+
+
+@overload(p.widen)
+def _widen(v):
+    return _WIDEN.get(v, lambda v: np.float32(v))
+
+
+@overload(p.like)
+def _like(v, other):
+    if v == other:
+        return lambda v, other: v
+    if isinstance(other, Storage):
+        narrow = register_jitable(_FROM_FLOAT32[other])
+        return lambda v, other: narrow(np.float32(p.widen(v)))
+    cast = {types.float32: np.float32, types.float64: np.float64}[other]
+    if isinstance(v, types.Integer):
+        return lambda v, other: cast(v)  # in one rounding, from every width
+    return lambda v, other: cast(p.widen(v))
+
+
+@overload(p.rint)
+def _rint(x):
+    if isinstance(x, Storage):
+        return lambda x: p.like(np.rint(p.widen(x)), x)
+    return lambda x: np.rint(x)
+
+
+@overload(p.trunc)
+def _trunc(x):
+    return lambda x: np.trunc(x)
+
+
+@intrinsic
+def _llvm_fma(context: Any, a: types.Type, b: types.Type, c: types.Type) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return a(a, a, a), codegen
+
+
+@overload(p.fma)
+def _fma(a, b, c):
+    return lambda a, b, c: _llvm_fma(a, b, c)
+
+
+@overload(p.at)
+def _at(p, c):
+    if isinstance(p, types.Array):
+        return lambda p, c: p[c]
+    return lambda p, c: p
+
+
+@overload(p.plus)
+def _plus(t, z):
+    if isinstance(z, types.Integer):
+        return lambda t, z: t + p.like(z, t)
+    return lambda t, z: t + z
+
+
+@intrinsic
+def _zero(context: Any, y: types.Type) -> Any:
+    """A zero of the element type of `y`, without touching its memory."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return context.get_constant_null(sig.return_type)
+
+    return y.dtype(y), codegen
+
+
+@overload(p.item)
+def _item(y):
+    return lambda y: _zero(y)
+
+
+@overload(p.store, inline="never")
+def _store(y, i, v):
+    if isinstance(y, types.NoneType):
+        return lambda y, i, v: None
+    kind = y.dtype
+    if isinstance(kind, Storage):
+        narrow = register_jitable(_FROM_FLOAT32[kind])
+
+        def store(y, i, v):
+            y[i] = narrow(np.float32(p.widen(v)))
+
+    elif isinstance(kind, types.Integer) and kind in NARROW:
+        # By way of int32: the conversion that processors have.
+        def store(y, i, v):
+            y[i] = np.int32(p.widen(v))
+
+    elif isinstance(kind, types.Integer):
+
+        def store(y, i, v):
+            y[i] = np.int64(p.widen(v))
+
+    elif isinstance(kind, types.Float):
+
+        def store(y, i, v):
+            y[i] = p.widen(v)
+
+    else:
+
+        def store(y, i, v):
+            y[i] = v
+
+    return store
+
+
+@overload(p.key)
+def _key(v):
+    if isinstance(v, types.Integer):
+        return lambda v: v
+    bits = v.bits if isinstance(v, Storage) else v.bitwidth
+    as_int, top = {
+        16: (_as_int16, np.int16(2**15 - 1)),
+        32: (_as_int32, np.int32(2**31 - 1)),
+        64: (_as_int64, np.int64(2**63 - 1)),
+    }[bits]
+    sign = bits - 1
+
+    def key(v):
+        i = as_int(v)
+        return i ^ ((i >> sign) & top)
+
+    return key
+
+
+@overload(p.masked)
+def _masked(g, m):
+    if isinstance(g, types.Float):
+        return lambda g, m: g if m else np.copysign(np.float32(0), g)
+    if g in HALVES:
+        as_half, sign = _to[g], np.uint16(0x8000)
+        return lambda g, m: g if m else as_half(np.uint16(_as_uint16(g) & sign))
+    zero = g(0)
+    return lambda g, m: g if m else zero
+
+
+@overload(p.converted)
+def _converted(v, other):
+    if not isinstance(other, types.Integer):
+        return lambda v, other: p.like(v, other)
+    least, cast = np.int64(-(2**63)), getattr(np, other.name)
+
+    def converted(v, other):
+        w = p.widen(v)
+        return cast(np.int64(w) if abs(w) < np.float32(2.0**63) else least)
+
+    return converted
+
+
+def _arithmetic(op: Any) -> None:
+    """Two-byte floats compute in float32; two of one kind give their own kind, rounded once."""
+
+    @overload(op)
+    def arithmetic(a, b):
+        if a in HALVES and a == b:
+            return lambda a, b: p.like(op(p.widen(a), p.widen(b)), a)
+        if isinstance(a, Storage) or isinstance(b, Storage):
+            return lambda a, b: op(p.widen(a), p.widen(b))
+        return None
+
+
+for _op in (operator.add, operator.sub, operator.mul):
+    _arithmetic(_op)

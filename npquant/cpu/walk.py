@@ -1,0 +1,130 @@
+"""From arrays as they come to flat pieces that a kernel takes.
+
+Contiguous arrays are one piece, dense permuted ones are one piece in memory order; anything else
+(strided, broadcast, unaligned, byte-swapped, or arrays that lie differently) is packed piece by
+piece into buffers that stay in cache, so no temporary of the size of the input is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from npquant.layout import Granularity, Layout, memory_order
+
+Array = np.ndarray[Any, Any]
+
+#: Elements of a packed piece: two or three buffers of it fit a second-level cache.
+PIECE = 1 << 14
+
+
+def plain(x: Array) -> bool:
+    """Whether a kernel can read `x` in C order as it is."""
+    flags = x.flags
+    return bool(flags.c_contiguous and flags.aligned and x.dtype.isnative)
+
+
+def pieces(
+    granularity: Granularity, inputs: tuple[Array, ...], outputs: tuple[Array | None, ...]
+) -> Iterator[tuple[Layout, int, list[Any]]]:
+    """Yield (layout, first, flat arrays) until everything is done; outputs may be None.
+
+    `first` is the place of a piece's first element in the flat data. What the consumer writes to
+    the flat outputs is in the outputs once it asks for the next piece.
+    """
+    arrays = [a for a in (*inputs, *outputs) if a is not None]
+    whole = _in_memory_order(granularity, arrays)
+    if whole is not None:
+        layout, order = whole
+        yield layout, 0, [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
+        return
+
+    layout = Layout(granularity.channels, granularity.inner)
+    size = arrays[0].size
+    buffers = [
+        None if a is None else np.empty(min(PIECE, size), a.dtype.newbyteorder("="))
+        for a in outputs
+    ]
+    for first in range(0, size, PIECE):
+        span = slice(first, min(first + PIECE, size))
+        packed: list[Any] = [
+            np.ascontiguousarray(a.flat[span], a.dtype.newbyteorder("=")) for a in inputs
+        ]
+        results = [b if b is None else b[: span.stop - first] for b in buffers]
+        yield layout, first, packed + results
+        for a, result in zip(outputs, results, strict=True):
+            if a is not None:
+                a.flat[span] = result
+
+
+def _in_memory_order(
+    granularity: Granularity, arrays: list[Array]
+) -> tuple[Layout, tuple[int, ...] | None] | None:
+    """The layout and the order of the axes, where all `arrays` lie alike in memory."""
+    if all(plain(a) for a in arrays):
+        return Layout(granularity.channels, granularity.inner), None
+    orders = {memory_order(a) for a in arrays}
+    if len(orders) > 1 or not all(a.flags.aligned and a.dtype.isnative for a in arrays):
+        return None
+    order = orders.pop()
+    if order is None:
+        return None
+    layout = granularity.layout(arrays[0].shape, order)
+    return None if layout is None else (layout, order)
+
+
+def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
+    return (a if order is None else a.transpose(order)).reshape(-1)
+
+
+def channel_pieces(
+    granularity: Granularity,
+    inputs: tuple[Array, ...],
+    outputs: tuple[Array, ...],
+    tile: int,
+    ordered: bool,
+) -> Iterator[tuple[Layout, slice, slice, list[Any]]]:
+    """Yield (layout, channels, tiles, flat arrays): as `pieces`, but of whole tiles of channels.
+
+    `channels` and `tiles` say which ones a piece holds. With `ordered`, the elements of a channel
+    keep their logical order; without, any order in memory will do.
+    """
+    arrays = [*inputs, *outputs]
+    size = arrays[0].size
+    count = size // granularity.channels
+    whole = _in_memory_order(granularity, arrays)
+    if whole is not None and not (ordered and _reordered(granularity, whole[1])):
+        layout, order = whole
+        everything = slice(0, granularity.channels), slice(0, -(-count // tile))
+        yield layout, *everything, [_flat(a, order) for a in arrays]
+        return
+
+    if granularity.axis:
+        arrays = [np.moveaxis(a, granularity.axis, 0) for a in arrays]
+    # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
+    some, length = max(1, PIECE // count), min(count, PIECE // tile * tile)
+    buffers = [np.empty(some * length, a.dtype.newbyteorder("=")) for a in outputs]
+    views = arrays[: len(inputs)], arrays[len(inputs) :]
+    for c in range(0, granularity.channels, some):
+        channels = slice(c, min(c + some, granularity.channels))
+        for e in range(0, count, length):
+            m = min(length, count - e)
+            span = slice(c * count + e, (channels.stop - 1) * count + e + m)
+            packed = [
+                np.ascontiguousarray(a.flat[span], a.dtype.newbyteorder("=")) for a in views[0]
+            ]
+            results = [b[: span.stop - span.start] for b in buffers]
+            tiles = slice(e // tile, -(-(e + m) // tile))
+            yield Layout(channels.stop - c, m), channels, tiles, packed + results
+            for a, result in zip(views[1], results, strict=True):
+                a.flat[span] = result
+
+
+def _reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:
+    """Whether `order` changes the order of the elements within a channel."""
+    if order is None:
+        return False
+    within = [i for i in order if i != granularity.axis]
+    return within != sorted(within)

@@ -1,0 +1,98 @@
+"""What npquant knows about dtypes: which are inputs, which are targets, and their bounds."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from npquant.errors import show
+
+DType = np.dtype[Any]
+
+float16: Final = np.dtype(np.float16)
+bfloat16: Final = np.dtype(ml_dtypes.bfloat16)
+float32: Final = np.dtype(np.float32)
+float64: Final = np.dtype(np.float64)
+float8_e4m3fn: Final = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2: Final = np.dtype(ml_dtypes.float8_e5m2)
+
+#: What can be quantized, and what codes can be turned back into.
+FLOATS: Final = frozenset({float16, bfloat16, float32, float64})
+
+#: Integer inputs, taken where PyTorch takes them.
+INTEGERS: Final = frozenset(
+    np.dtype(t) for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+)
+
+FLOAT8: Final = frozenset({float8_e4m3fn, float8_e5m2})
+
+#: What can be quantized to, with the least and the greatest code.
+BOUNDS: Final[dict[DType, tuple[int, int]]] = {
+    np.dtype(np.uint8): (0, 255),
+    np.dtype(np.int8): (-128, 127),
+    np.dtype(np.uint16): (0, 65535),
+    np.dtype(np.int16): (-32768, 32767),
+    np.dtype(np.int32): (-(2**31), 2**31 - 1),
+    np.dtype(ml_dtypes.int4): (-8, 7),
+    np.dtype(ml_dtypes.uint4): (0, 15),
+    np.dtype(ml_dtypes.int2): (-2, 1),
+    np.dtype(ml_dtypes.uint2): (0, 3),
+    float8_e4m3fn: (-448, 448),
+    float8_e5m2: (-57344, 57344),
+}
+
+_NAMES: Final = {d: d.name for d in (*BOUNDS, *FLOATS, *INTEGERS)}
+
+
+def names(dtypes: Any) -> str:
+    """The names of `dtypes`, for messages."""
+    return ", ".join(sorted(_NAMES.get(d, str(d)) for d in dtypes))
+
+
+def canonical(dtype: Any, name: str) -> DType:
+    """`dtype` as a native NumPy dtype, or a TypeError that names the argument."""
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a NumPy dtype, got {show(dtype)}") from error
+    if dtype is None:
+        raise TypeError(f"{name} must be a NumPy dtype, got None")
+    native: DType = found.newbyteorder("=")
+    return native
+
+
+def target(dtype: Any, name: str = "dtype") -> DType:
+    """`dtype` as one that can be quantized to."""
+    try:
+        return _TARGETS[dtype]
+    except (KeyError, TypeError):  # another spelling of it, or no dtype at all
+        found = canonical(dtype, name)
+    if found not in BOUNDS:
+        raise TypeError(f"{name} must be one of {names(BOUNDS)}, got {found}")
+    return found
+
+
+def floating(dtype: Any, name: str) -> DType:
+    """`dtype` as one of the four floating dtypes."""
+    found = canonical(dtype, name)
+    if found not in FLOATS:
+        raise TypeError(f"{name} must be one of {names(FLOATS)}, got {found}")
+    return found
+
+
+def compute(dtype: DType) -> DType:
+    """The precision in which values of `dtype` are computed: float32 up to float32."""
+    return float64 if dtype == float64 else float32
+
+
+# np.int8 and np.dtype("int8") are equal but hash differently; this runs on every call.
+_TARGETS: Final[dict[Any, DType]] = {key: d for d in BOUNDS for key in (d, d.type)}
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The dtype of a + b for floating dtypes: two different two-byte ones meet in float32."""
+    if a == b:
+        return a
+    return float64 if float64 in (a, b) else float32

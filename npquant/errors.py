@@ -1,0 +1,18 @@
+"""How a value is shown in a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def show(value: Any) -> str:
+    """`value` in a few words: an array by shape and dtype, anything else by a short repr."""
+    if isinstance(value, np.ndarray) and value.size != 1:
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if isinstance(value, (int, float, np.generic, np.ndarray)) or value is None:
+        text = str(value) if isinstance(value, np.generic) else repr(value)
+    else:
+        text = f"{value!r} ({type(value).__name__})"
+    return text if len(text) <= 80 else text[:77] + "..."

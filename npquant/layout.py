@@ -1,0 +1,80 @@
+"""Granularities: every one of them is the array seen as (outer, channels, inner).
+
+One scale and one zero point belong to each channel:
+
+===================  ======================  ====================  =====================
+granularity          outer                   channels              inner
+===================  ======================  ====================  =====================
+per tensor           1                       1                     n
+per channel, axis a  product of shape[:a]    shape[a]              product of shape[a+1:]
+per token            1                       product of shape[:-1]  shape[-1]
+per channel group    1                       n / group_size        group_size
+===================  ======================  ====================  =====================
+
+A dense array whose axes are permuted in memory (channels-last, Fortran order) is processed as it
+lies: the same table, applied to its axes in memory order. `Granularity` says what belongs
+together; `Granularity.layout` gives (channels, inner) for an order of the axes.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Layout(NamedTuple):
+    """How the flat data is cut: `channels` runs of `inner` elements, again and again."""
+
+    channels: int
+    inner: int
+
+
+class Granularity(NamedTuple):
+    """Which elements share a scale: the axis of the channels, or a fixed run of elements.
+
+    `axis` None means runs of `inner` elements in C order: per token and per group.
+    """
+
+    channels: int
+    inner: int
+    axis: int | None
+
+    def layout(self, shape: tuple[int, ...], order: tuple[int, ...] | None) -> Layout | None:
+        """The layout of data that lies in memory with its axes in `order` (None: C order).
+
+        None if that order tears the runs apart.
+        """
+        if order is None or self.channels == 1:
+            return Layout(self.channels, self.inner)
+        if self.axis is None:
+            # Whole rows along the last axis, of an array of two: the other axis is the channel's.
+            if len(shape) != 2 or self.inner != shape[1]:
+                return None
+            return Layout(shape[0], prod(shape[i] for i in order[order.index(0) + 1 :]))
+        after = order[order.index(self.axis) + 1 :]
+        return Layout(self.channels, prod(shape[i] for i in after))
+
+
+#: One scale for everything: a run of whatever length the array has, which 0 stands for.
+PER_TENSOR = Granularity(1, 0, None)
+
+
+def per_channel(shape: tuple[int, ...], axis: int) -> Granularity:
+    return Granularity(shape[axis], prod(shape[axis + 1 :]), axis)
+
+
+def per_token(shape: tuple[int, ...]) -> Granularity:
+    return Granularity(prod(shape[:-1]), shape[-1] if shape else 1, None)
+
+
+def per_channel_group(shape: tuple[int, ...], group_size: int) -> Granularity:
+    return Granularity(prod(shape) // group_size, group_size, None)
+
+
+def memory_order(x: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
+    """The axes of a dense array from the slowest to the fastest; None if it is not dense."""
+    strides = x.strides
+    order = tuple(sorted(range(x.ndim), key=lambda i: -strides[i]))
+    return order if x.transpose(order).flags.c_contiguous else None

@@ -1,0 +1,72 @@
+"""Shape inference: `ArraySpec` in, `ArraySpec` out, by the code that runs on real arrays.
+
+The ops check, lay out and allocate as ever; only the allocation gives specs and the kernels do
+nothing. So what is inferred is what the real call returns, and wrong arguments are the same errors.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npquant.dtypes import canonical
+
+
+class ArraySpec:
+    """The shape and the dtype of an array, without its data.
+
+    Given in place of an array to any op, it makes the op return specs of what the real call would
+    return, with the same errors for wrong arguments. What only data can tell is not checked.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : dtype
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = nq.ArraySpec((8, 3), np.float32)
+    >>> nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+    ArraySpec((8, 3), int8)
+    """
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        try:
+            self.shape = tuple(int(n) for n in shape)
+        except TypeError as error:
+            raise TypeError(f"shape must be a tuple of integers, got {shape!r}") from error
+        if any(n < 0 for n in self.shape):
+            raise ValueError(f"shape must not have negative lengths, got {self.shape}")
+        self.dtype = canonical(dtype, "dtype")
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ArraySpec):
+            return NotImplemented
+        return self.shape == other.shape and self.dtype == other.dtype
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    def __repr__(self) -> str:
+        return f"ArraySpec({self.shape}, {self.dtype})"
+
+
+def spec_of(x: np.ndarray[Any, Any] | ArraySpec) -> ArraySpec:
+    """The spec of an array."""
+    return ArraySpec(x.shape, x.dtype)

@@ -1,0 +1,131 @@
+"""The few scalar operations that formulas are made of, as plain Python.
+
+Each has the same meaning in every backend; `cpu/storage.py` (and its CUDA twin) teach the
+compilers to do them in a few instructions. Uncompiled (`NUMBA_DISABLE_JIT=1`) these bodies run.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_IN_FLOAT64 = (np.int32, np.int64, np.uint32, int)
+
+
+def rint(x: Any) -> Any:
+    """Round to an integral value, ties to even."""
+    return type(x)(np.rint(x))
+
+
+def trunc(x: Any) -> Any:
+    """Round to an integral value, toward zero."""
+    return type(x)(np.trunc(x))
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c with one rounding, in the type of `a`."""
+    kind = type(a)
+    if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
+        return a * b + c
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if exact == 0:
+        return a * b + c
+    try:
+        near = float(exact)  # correctly rounded
+    except OverflowError:
+        return kind(math.copysign(math.inf, exact))
+    if kind is np.float32 and Fraction(near) != exact:
+        # Round to odd in float64 first, so that the second rounding is the only one that counts.
+        toward = math.inf if exact > Fraction(near) else -math.inf
+        if not np.float64(near).view(np.int64) & 1:
+            near = math.nextafter(near, toward)
+    return kind(near)
+
+
+def widen(v: Any) -> Any:
+    """`v` in the narrowest of float32 and float64 that holds every value of its type."""
+    if isinstance(v, (np.float32, np.float64)):
+        return v
+    return np.float64(v) if isinstance(v, _IN_FLOAT64) else np.float32(v)
+
+
+def like(v: Any, other: Any) -> Any:
+    """`v` rounded to the type of `other`; float64 reaches two-byte floats by way of float32."""
+    kind = type(other)
+    if kind in (np.float16, ml_dtypes.bfloat16):
+        return kind(np.float32(v))
+    return kind(v)
+
+
+def at(p: Any, c: int) -> Any:
+    """The parameter of channel `c`: `p` is one number for all, or an array of one a channel."""
+    return p[c] if isinstance(p, np.ndarray) else p
+
+
+def plus(t: Any, z: Any) -> Any:
+    """t + z: an integer `z` takes the type of `t`, a floating one promotes."""
+    return t + (like(z, t) if isinstance(z, (int, np.integer)) else z)
+
+
+def item(y: np.ndarray[Any, Any]) -> Any:
+    """A value of the type of the elements of `y`."""
+    return y.dtype.type(0)
+
+
+def store(y: np.ndarray[Any, Any] | None, i: Any, v: Any) -> None:
+    """y[i] = v; where there is no `y`, nothing.
+
+    Integers are truncated: a formula has clamped `v` to the range of the target before.
+    float8_e4m3fn saturates, the other floats overflow to infinity.
+    """
+    if y is None:
+        return
+    kind = y.dtype.type
+    if kind is ml_dtypes.float8_e4m3fn:
+        v = max(min(v, np.float32(448)), np.float32(-448)) if v == v else v
+    if np.issubdtype(y.dtype, np.bool_) or kind in (np.float32, np.float64):
+        y[i] = v
+    elif y.dtype.kind in "iu" or kind in _SUB_BYTE:
+        y[i] = int(v)
+    else:
+        y[i] = np.float32(v).astype(y.dtype)
+
+
+_SUB_BYTE = (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2)
+_KEYS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def key(v: Any) -> Any:
+    """An integer that orders as `v` does: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN.
+
+    Minima and maxima of integers are exact, associative and vectorised; those of floats are not
+    all three. An integer is its own key.
+    """
+    if isinstance(v, (int, np.integer)):
+        return v
+    kind = _KEYS[v.itemsize]
+    bits = np.asarray(v).view(kind)[()]
+    return kind(bits ^ (np.iinfo(kind).max if bits < 0 else 0))
+
+
+def masked(g: Any, m: Any) -> Any:
+    """`g` where `m`, else zero with the sign bit of `g`."""
+    if m:
+        return g
+    return type(g)(0) if isinstance(g, np.integer) else np.copysign(type(g)(0), g)
+
+
+def converted(v: Any, other: Any) -> Any:
+    """`v` in the type of `other`: to integers truncated, then wrapped, and else as `like`.
+
+    What int64 cannot hold (NaN, infinities) becomes its least value first, as on x86.
+    """
+    if not isinstance(other, np.integer):
+        return like(v, other)
+    v = widen(v)
+    i = int(v) if abs(v) < 2.0**63 else -(2**63)
+    return np.int64(i).astype(other.dtype)
