@@ -377,8 +377,13 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
     if z.dtype == np.uint32:
         return cast(z, np.dtype(np.int64))
     if z.dtype in FLOATS:
-        in_range(z, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
+        all_finite(z, name)
     return z
+
+
+def all_finite(p: Array, name: str) -> None:
+    """Fractional zero points."""
+    in_range(p, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
 
 
 def int32s(p: Array, name: str, truncate: bool = False) -> Array:

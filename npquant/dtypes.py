@@ -96,3 +96,15 @@ def promote(a: DType, b: DType) -> DType:
     if a == b:
         return a
     return float64 if float64 in (a, b) else float32
+
+
+def round_once(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """float64 to `dtype` in one rounding; ml_dtypes goes to bfloat16 by way of float32."""
+    if dtype != bfloat16:
+        return x.astype(dtype)
+    near = x.astype(np.float32)
+    bits = near.view(np.int32)
+    # To odd, so that the rounding to bfloat16 is the only one: step back over what was passed.
+    bits -= np.abs(near) > np.abs(x)
+    bits |= (near != x) & np.isfinite(near)
+    return near.astype(dtype)

@@ -17,9 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable as formula
+from numba.extending import register_jitable
 
 from npquant.primitives import fma, item, like, plus, rint, trunc, widen
+
+#: Kernels alone call formulas, so no C wrapper is compiled for them.
+formula = register_jitable(no_cfunc_wrapper=True)
 
 
 @formula
@@ -188,25 +191,23 @@ def affine_in_input(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: An
 
 @formula
 def learned(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of the learnable ops: a zero point that is learned is a float; round it."""
-    s = like(scale, widen(item(x)))
-    z = clamp(rint(like(zero_point, widen(item(x)))), lo, hi)
-    return np.float32(1) / s, s, z
+    """Parameters of the learnable ops: in float32, the zero point rounded and clamped there."""
+    s, z = np.float32(widen(scale)), np.float32(widen(zero_point))
+    return np.float32(1) / s, s, clamp(rint(z), np.float32(lo), np.float32(hi))
 
 
 @formula
-def learned_in_float32(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of the learnable forward: the scale in float32, as in the op it stands for."""
-    _, _, z = learned(x, scale, zero_point, lo, hi, y)
-    return affine(x, scale, z, lo, hi, y)
+def learned_per_tensor(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
+    """Parameters of the per-tensor backward: its zero point is an integer, so in K."""
+    inverse, s, z = learned(x, scale, zero_point, lo, hi, y)
+    return inverse, s, like(z, lo)
 
 
 @formula
 def learned_truncated(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
     """What PyTorch's per-tensor backward uses instead: trunc(zero_point + 1/2)."""
-    s = like(scale, widen(item(x)))
-    z = trunc(clamp(like(zero_point, widen(item(x))) + np.float32(0.5), lo, hi))
-    return np.float32(1) / s, s, z
+    s, z = np.float32(widen(scale)), np.float32(widen(zero_point)) + np.float32(0.5)
+    return np.float32(1) / s, s, like(trunc(clamp(z, np.float32(lo), np.float32(hi))), lo)
 
 
 @formula
@@ -215,8 +216,8 @@ def gradients_zero_first(
 ) -> Any:
     """PyTorch's learnable backward: its code is rint of one fma, the zero point inside."""
     x = widen(x)
-    t = rint(fma(x, inverse, like(zero_point, x)))
-    return gradients(widen(g), x, t, inverse, scale, zero_point, lo, hi, factor)
+    t = rint(fma(x, like(inverse, x), like(zero_point, x)))
+    return gradients(widen(g), x, t, inverse, like(scale, x), zero_point, lo, hi, factor)
 
 
 @formula
@@ -226,7 +227,7 @@ def gradients_zero_last(
     """The backward with the code of its forward, so that they agree at ties."""
     x = widen(x)
     t = like(zero_point, x) + rint(x * inverse)
-    return gradients(widen(g), x, t, inverse, scale, zero_point, lo, hi, factor)
+    return gradients(widen(g), x, t, inverse, like(scale, x), zero_point, lo, hi, factor)
 
 
 @formula
@@ -236,11 +237,11 @@ def gradients(
     """The gradients of one element from its unclamped code `t` (LSQ+, Bhalgat et al. 2020).
 
     Returns whether it is inside the range, and its terms of grad_scale and grad_zero_point. A NaN
-    counts as below. Codes are compared and subtracted in K; the rest is in T.
+    counts as below. Codes are compared in K; the rest is in T.
     """
     inside = (t >= lo) & (t <= hi)
     residual = fma(like(t - zero_point, x), scale, -x)
-    clipped = like((hi if t > hi else lo) - zero_point, x)
+    clipped = like(like(hi if t > hi else lo, zero_point) - zero_point, x)
     slope = (g * residual) * inverse if inside else g * clipped
     shift = like(np.float32(0), x) if inside else (-g * scale) * factor
     return inside, slope * factor, shift

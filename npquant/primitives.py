@@ -122,10 +122,12 @@ def masked(g: Any, m: Any) -> Any:
 def converted(v: Any, other: Any) -> Any:
     """`v` in the type of `other`: to integers truncated, then wrapped, and else as `like`.
 
-    What int64 cannot hold (NaN, infinities) becomes its least value first, as on x86.
+    What the integer on the way (int64 to uint8, uint32 and int64, else int32) cannot hold becomes
+    its least value, as on x86; a NaN becomes 0.
     """
     if not isinstance(other, np.integer):
         return like(v, other)
     v = widen(v)
-    i = int(v) if abs(v) < 2.0**63 else -(2**63)
+    beyond = 2.0**63 if isinstance(other, (np.uint8, np.uint32, np.int64)) else 2.0**31
+    i = 0 if v != v else int(v) if abs(v) < beyond else -int(beyond)
     return np.int64(i).astype(other.dtype)

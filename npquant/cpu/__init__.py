@@ -12,9 +12,10 @@ from npquant.cpu.fake_quantize import (
 )
 from npquant.cpu.learnable import (
     fake_quantize_learnable,
-    fake_quantize_learnable_backward,
-    fake_quantize_learnable_backward_nearest,
-    fake_quantize_learnable_backward_truncated,
+    learnable_gradients_per_channel,
+    learnable_gradients_per_channel_nearest,
+    learnable_gradients_per_tensor,
+    learnable_gradients_per_tensor_nearest,
 )
 from npquant.cpu.qparams import minmax
 from npquant.cpu.quantize import (
@@ -34,11 +35,12 @@ __all__ = [
     "fake_quantize_float_zero_point",
     "fake_quantize_half_zero_point",
     "fake_quantize_learnable",
-    "fake_quantize_learnable_backward",
-    "fake_quantize_learnable_backward_nearest",
-    "fake_quantize_learnable_backward_truncated",
     "fake_quantize_per_channel",
     "fake_quantize_per_tensor",
+    "learnable_gradients_per_channel",
+    "learnable_gradients_per_channel_nearest",
+    "learnable_gradients_per_tensor",
+    "learnable_gradients_per_tensor_nearest",
     "masked_gradient",
     "minmax",
     "quantize_per_channel",

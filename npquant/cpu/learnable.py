@@ -6,8 +6,10 @@ from npquant import formulas as f
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.reduce import Gradients
 
-fake_quantize_learnable = Elementwise(f.learned_in_float32, f.fake_quantize_per_channel)
-#: PyTorch's per-tensor and per-channel backward, and the one that agrees with the forward.
-fake_quantize_learnable_backward_truncated = Gradients(f.learned_truncated, f.gradients_zero_first)
-fake_quantize_learnable_backward = Gradients(f.learned, f.gradients_zero_first)
-fake_quantize_learnable_backward_nearest = Gradients(f.learned, f.gradients_zero_last)
+fake_quantize_learnable = Elementwise(f.learned, f.fake_quantize_per_channel)
+
+#: PyTorch's per-tensor and per-channel backward differ; the nearest ones agree with the forward.
+learnable_gradients_per_tensor = Gradients(f.learned_truncated, f.gradients_zero_first)
+learnable_gradients_per_channel = Gradients(f.learned, f.gradients_zero_first)
+learnable_gradients_per_tensor_nearest = Gradients(f.learned_per_tensor, f.gradients_zero_last)
+learnable_gradients_per_channel_nearest = Gradients(f.learned, f.gradients_zero_last)

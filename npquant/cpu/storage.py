@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, models, overload, register_jitable, register_model
+from numba.extending import intrinsic, models, register_jitable, register_model
+from numba.extending import overload as numba_overload
 
 from npquant import primitives as p
 
@@ -60,6 +61,11 @@ TYPES: Final[dict[np.dtype[Any], types.Type]] = {
         if name not in ("float8", "float16")
     },
 }
+
+
+def overload(primitive):
+    """How a primitive is compiled; nothing but kernels calls it, so no C wrapper is made."""
+    return numba_overload(primitive, jit_options={"no_cfunc_wrapper": True})
 
 
 # --- bits -------------------------------------------------------------------------------------
@@ -274,7 +280,7 @@ def _item(y):
     return lambda y: _zero(y)
 
 
-@overload(p.store, inline="never")
+@overload(p.store)
 def _store(y, i, v):
     if isinstance(y, types.NoneType):
         return lambda y, i, v: None
@@ -342,11 +348,14 @@ def _masked(g, m):
 def _converted(v, other):
     if not isinstance(other, types.Integer):
         return lambda v, other: p.like(v, other)
-    least, cast = np.int64(-(2**63)), getattr(np, other.name)
+    cast = getattr(np, other.name)
+    beyond = 2.0**63 if other in (types.uint8, types.uint32, types.int64) else 2.0**31
+    least, limit = np.int64(-beyond), np.float32(beyond)
 
     def converted(v, other):
         w = p.widen(v)
-        return cast(np.int64(w) if abs(w) < np.float32(2.0**63) else least)
+        i = np.int64(w) if abs(w) < limit else least
+        return cast(i if w == w else 0)
 
     return converted
 

@@ -24,7 +24,12 @@ from npquant.cpu.storage import TYPES
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
 #: nogil: other Python threads run meanwhile. Never fastmath: a bit is a bit.
-OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+}
 
 
 def _fingerprint() -> str:

@@ -160,6 +160,8 @@ def _per_channel(
         kernel = lib.fake_quantize_half_zero_point
     elif z.dtype in dtypes.FLOATS:
         kernel, z = lib.fake_quantize_float_zero_point, checks.cast(z, dtypes.float32)
+    if z.dtype in dtypes.FLOATS:
+        checks.all_finite(z, "zero_point")
     else:
         kernel, code = lib.fake_quantize_per_channel, checks.precision(x.dtype, lo, hi)
         checks.in_range(z, "zero_point", lo, hi, f"within {lo}..{hi}")

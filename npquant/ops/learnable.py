@@ -35,7 +35,7 @@ def fake_quantize_learnable_per_tensor_affine(
     x = checks.floats(input)
     s = checks.scale_float32(checks.single(scale, "scale"))
     lo, hi = checks.bounds(quant_min, quant_max)
-    z = _nearest(checks.number(checks.single(zero_point, "zero_point"), "zero_point"), x, lo, hi)
+    z = _nearest(checks.number(checks.single(zero_point, "zero_point"), "zero_point"), lo, hi)
     checks.finite(grad_factor, "grad_factor")
     return run_per_tensor(x, s, z, lo, hi, checks.output(out, x, x.dtype), None)
 
@@ -56,7 +56,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     one = Granularity(1, x.size, None)
     shapes: Shapes = ((1,), ())
     return _backward(grad, x, scale, zero_point, one, shapes, quant_min, quant_max, grad_factor,
-                     zero_point_rounding, "fake_quantize_learnable_backward_truncated")  # fmt: skip
+                     zero_point_rounding, "learnable_gradients_per_tensor")  # fmt: skip
 
 
 def fake_quantize_learnable_per_channel_affine(
@@ -187,19 +187,17 @@ def _forward(
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, granularity: Granularity, shapes: Shapes,
     quant_min: Any, quant_max: Any, grad_factor: Any, zero_point_rounding: Any,
-    kernel: str = "fake_quantize_learnable_backward",
+    kernel: str = "learnable_gradients_per_channel",
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     if zero_point_rounding not in ("pytorch", "nearest"):
         raise ValueError(
             f'zero_point_rounding must be "pytorch" or "nearest", got {zero_point_rounding!r}'
         )
     if zero_point_rounding == "nearest":
-        kernel = "fake_quantize_learnable_backward_nearest"
+        kernel += "_nearest"
     g = checks.same(grad, "grad", x)
     given = [checks.learned(p, n) for p, n in ((scale, "scale"), (zero_point, "zero_point"))]
     s = checks.scales_float32(given[0], "scale", shapes, x)
-    if x.dtype == dtypes.float64:
-        s = checks.cast(checks.parameters(given[0], "scale", shapes, x), x.dtype)
     z = checks.no_nan(checks.parameters(given[1], "zero_point", shapes, x), "zero_point")
     lo, hi = checks.bounds_around_zero(quant_min, quant_max)
     factor = checks.finite(grad_factor, "grad_factor")
@@ -212,15 +210,16 @@ def _backward(
     sums = getattr(backend.of(x), kernel)(granularity, g, x, s, z, (lo, hi, factor), code, y)
     with np.errstate(over="ignore", invalid="ignore"):
         slope, shift = (
-            total.reshape(p.shape).astype(p.dtype) for total, p in zip(sums, given, strict=True)
+            dtypes.round_once(total, p.dtype).reshape(p.shape)
+            for total, p in zip(sums, given, strict=True)
         )
     return y, slope, shift
 
 
-def _nearest(z: float, x: Array, lo: int, hi: int) -> int:
+def _nearest(z: float, lo: int, hi: int) -> int:
     """The zero point that a learned one stands for: rounded to nearest even, then clamped."""
     if math.isnan(z):
-        raise ValueError(f"zero_point must not be NaN, got {z}")
-    if math.isinf(z):
+        raise ValueError(f"zero_point must be a number, got {z}")
+    if not lo <= z <= hi:
         return hi if z > 0 else lo
-    return min(max(int(np.rint(dtypes.compute(x.dtype).type(z))), lo), hi)
+    return min(max(int(np.rint(np.float32(z))), lo), hi)

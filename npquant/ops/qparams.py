@@ -13,7 +13,6 @@ from npquant.errors import show
 from npquant.meta import ArraySpec
 
 _FLOAT64, _INT64 = np.dtype(np.float64), np.dtype(np.int64)
-_INT32_LEAST = -(2**31)
 
 QSCHEMES = (
     "per_tensor_affine",
@@ -50,7 +49,7 @@ def _choose(
     if isinstance(x, ArraySpec):
         return ArraySpec((1,), _FLOAT64), ArraySpec((1,), _INT64)
     mn, mx = backend.of(x).minmax(layout.Granularity(1, x.size, None), x)
-    return _determine(mn, mx, lo, hi, target, least, qscheme, None)
+    return _determine(mn, mx, lo, hi, target, least, qscheme, False, False)
 
 
 def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -77,23 +76,22 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
 
 def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array, Array]:
     """Choose a scale and a zero point for each row along the last axis, for int8."""
-    x = checks.floats(input)
+    x = checks.real(input)
     dtypes.target(dtype)
     shape = _token_shape(x)
     if isinstance(x, ArraySpec):
         return ArraySpec(shape, _FLOAT64), ArraySpec(shape, _INT64)
     mn, mx = backend.of(x).minmax(layout.per_token(x.shape), x)
-    kind, lo, hi = x.dtype.newbyteorder("=").type, -128, 127
+    if x.dtype in dtypes.INTEGERS:
+        mn, mx = mn.astype(np.float32), mx.astype(np.float32)
+    kind, lo, hi = mn.dtype.type, -128, 127
     with np.errstate(all="ignore"):
         mn, mx = np.minimum(mn, kind(0)), np.maximum(mx, kind(0))
         scale = np.maximum(_divide(mx - mn, hi - lo), kind(np.finfo(np.float32).eps))
         a, b = mn / scale, mx / scale
         below = (kind(lo) + a) + (kind(hi) + b) > 0
         z = np.rint(np.clip(np.where(below, kind(lo) - a, kind(hi) - b), kind(lo), kind(hi)))
-        # NaN becomes the least int64, as the conversion on x86 does.
-        whole = np.where(np.isnan(z), kind(0), z).astype(np.int64)
-        whole[np.isnan(z)] = np.iinfo(np.int64).min
-    return scale.astype(np.float64).reshape(shape), whole.reshape(shape)
+    return scale.astype(np.float64).reshape(shape), _int64(z).reshape(shape)
 
 
 def determine_qparams(
@@ -126,14 +124,15 @@ def determine_qparams(
         return _unset(mn)
     if (mn > mx).any():
         raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
-    return _determine(mn.reshape(-1), mx.reshape(-1), lo, hi, target, least, qscheme, custom)
+    flat = mn.reshape(-1), mx.reshape(-1)
+    return _determine(*flat, lo, hi, target, least, qscheme, custom, mn.ndim == 1)
 
 
 def _unset(mn: Array) -> tuple[Array, Array]:
     """What observers give before they have seen anything."""
     if isinstance(mn, ArraySpec):
-        return ArraySpec((1,), dtypes.float32), ArraySpec((1,), _INT64)
-    return np.ones(1, np.float32), np.zeros(1, np.int64)
+        return ArraySpec((1,), _FLOAT64), ArraySpec((1,), _INT64)
+    return np.ones(1), np.zeros(1, np.int64)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -141,23 +140,27 @@ def _unset(mn: Array) -> tuple[Array, Array]:
 
 def _determine(
     mn: np.ndarray[Any, Any], mx: np.ndarray[Any, Any], lo: int, hi: int,
-    target: dtypes.DType, eps: float, qscheme: str, custom: bool | None,
+    target: dtypes.DType, eps: float, qscheme: str, custom: bool, vector: bool,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # fmt: skip
-    """The arithmetic of PyTorch's determine_qparams, step by step in the dtype of the range."""
+    """The arithmetic of PyTorch's determine_qparams, step by step in its dtypes.
+
+    A range without axes does not promote the float32 `eps` that it meets; a vector does.
+    """
     kind = mn.dtype.type
-    least = np.float32(eps)
+    meets = np.float64 if vector and mn.dtype == np.float64 else np.float32
+    least = meets(np.float32(eps))
     with np.errstate(all="ignore"):
         low, high = np.minimum(mn, kind(0)), np.maximum(mx, kind(0))
         if qscheme.endswith("symmetric"):
-            scale = np.maximum(_divide(np.maximum(-low, high), (hi - lo) / 2), least)
-            z = np.full(mn.shape, _middle(target, lo, hi, bool(custom)), np.int64)
+            scale = np.maximum(_divide(np.maximum(-low, high), (hi - lo) / 2).astype(meets), least)
+            z = np.full(mn.shape, _middle(target, lo, hi, custom), np.int64)
         elif qscheme.endswith("float_qparams"):
             scale = _divide(mx - mn, hi - lo)
-            scale = np.where(scale > least, scale, kind(1))
-            z = ((-mn) / scale).astype(np.int64)
+            scale = np.where(scale.astype(meets) > least, scale, kind(1))
+            z = _int64((-mn) / scale)
         else:
-            scale = np.maximum(_divide(high - low, hi - lo), least)
-            z = np.clip(_wrapped(lo - _int32(np.rint(low / scale))), lo, hi)
+            scale = np.maximum(_divide(high - low, hi - lo).astype(meets), least)
+            z = np.clip(_wrapped(lo - _int32(np.rint(low.astype(meets) / scale))), lo, hi)
     return scale.astype(np.float64), z.astype(np.int64)
 
 
@@ -168,10 +171,19 @@ def _divide(x: np.ndarray[Any, Any], by: float) -> np.ndarray[Any, Any]:
     return quotient
 
 
+def _int64(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """To int64; NaN and what does not fit become its least value, as on x86."""
+    return _truncated(v.astype(np.float64), 63)
+
+
 def _int32(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """To int32; NaN and what does not fit become its least value, as on x86."""
-    fits = np.abs(v) < 2.0**31
-    return np.where(fits, np.where(fits, v, 0).astype(np.int64), _INT32_LEAST)
+    """To int32, held in int64; NaN and what does not fit become its least value."""
+    return _truncated(v.astype(np.float64), 31)
+
+
+def _truncated(v: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    fits = np.abs(v) < 2.0**bits
+    return np.where(fits, np.where(fits, v, 0).astype(np.int64), -(2**bits))
 
 
 def _wrapped(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -260,10 +260,11 @@ def _dequantize_promoted(
 ) -> None:
     """Bring scales and zero points to the precision that PyTorch's promotion gives."""
     if type(z) is np.ndarray:
+        fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":
             # float32 holds the difference exactly, unless a zero point or a code is too large.
             small = q.dtype != np.int32 and checks.outside(z, -checks.EXACT, checks.EXACT) < 0
             z = z.astype(np.float32 if small else np.float64)
-        elif type(s) is np.ndarray:
-            s = s.astype(dtypes.promote(s.dtype, z.dtype))
+        if fractional and type(s) is np.ndarray:
+            s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
     backend.of(q).dequantize_promoted(granularity, q, s, z, (0, 0, 0), ("float32", "float32"), y)

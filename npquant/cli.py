@@ -1,0 +1,90 @@
+"""The command ``npquant``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import npquant as nq
+from npquant.demo import run
+from npquant.demo.report import as_json, as_text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; those of the process by default.
+
+    Returns
+    -------
+    int
+        The exit status: 0, or 2 if what was asked for cannot be done.
+
+    Raises
+    ------
+    SystemExit
+        From argparse: after ``--help`` and ``--version``, and with status 2 for arguments that it
+        does not know.
+    """
+    parser = argparse.ArgumentParser(
+        prog="npquant", description="Quantization numerics for NumPy.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"npquant {nq.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="quantize a trained network in many ways and print what that costs",
+        description="Quantize a network that reads handwritten digits: 8, 4, 3 and 2 bits; a "
+        "scale per tensor, channel or group; symmetric and affine; weights alone and with "
+        "activations. Print accuracy, noise and time.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    demo.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="also draw accuracy against bits (png, svg, pdf, ...); needs matplotlib",
+    )
+    args = parser.parse_args(argv)
+    return _demo(args.json, args.plot)
+
+
+def _demo(json: bool, plot: Path | None) -> int:
+    if plot is not None:
+        # Everything that can be wrong with the picture is found before the work.
+        try:
+            from npquant.demo.plot import file_format, save
+        except ImportError as error:
+            return _refuse(f"--plot needs matplotlib ({error}): pip install matplotlib")
+        try:
+            file_format(plot)
+            plot.open("ab").close()
+        except ValueError as error:
+            return _refuse(f"--plot cannot write {plot}: {error}")
+        except OSError as error:
+            return _refuse(f"--plot cannot write {plot}: {error.strerror}")
+
+    report = run()
+    print(as_json(report) if json else as_text(report))
+
+    if plot is not None:
+        try:
+            save(report, plot)
+        except OSError as error:  # a full disk
+            return _refuse(f"--plot cannot write {plot}: {error.strerror}")
+        # Not to stdout, which may have to be pure JSON.
+        print(f"\nwrote {plot}", file=sys.stderr)
+    return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"npquant demo: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,387 @@
+"""Every op against the oracle, bit for bit, on inputs made to break it.
+
+Sums are compared bit for bit too: the oracle adds in the order that docs/numerics.md promises.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cases
+import npquant as nq
+import oracle
+from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
+
+F16, BF16, F32, F64 = FLOATS
+TARGETS = list(BOUNDS)
+#: Channels along every axis: 3 of them, an odd number, and enough for a period of the last axis.
+AXES = ((3, 0), (3, 1), (3, 2), (7, 1), (70, 2), (70, 0))
+
+
+def named(dtypes):
+    dtypes = [np.dtype(d) for d in dtypes]
+    return {"argvalues": dtypes, "ids": [d.name for d in dtypes]}
+
+
+def agree(op, *args, note="", **kwargs):
+    """The op and its oracle, on the same arguments."""
+    actual = getattr(nq, op)(*args, **kwargs)
+    with np.errstate(all="ignore"):
+        expected = getattr(oracle, op)(*args, **kwargs)
+    assert_same(actual, expected, f"{op} {note}")
+    return actual
+
+
+def grid(quant_min, quant_max):
+    """Scales and zero points of one tensor."""
+    zero_points = cases.zero_points(quant_min, quant_max)
+    yield from ((s, zero_points[i % len(zero_points)]) for i, s in enumerate(SCALES))
+    yield from ((0.1, z) for z in zero_points)
+
+
+# --- quantize and dequantize ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", **named(TARGETS))
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_quantize_per_tensor(dtype, target):
+    lo, hi = BOUNDS[target]
+    for bounds in ((lo, hi), (max(lo, -5), min(hi, 100))):
+        for scale, z in grid(*bounds):
+            x = cases.inputs(dtype, scale, *bounds, z)
+            agree("quantize_per_tensor", x, scale, z, *bounds, target, note=(scale, z, bounds))
+
+
+def test_quantize_per_tensor_takes_qparams_in_arrays():
+    x = cases.inputs(F32, 0.1, -128, 127)
+    for z in (np.array([1.7], np.float32), np.array(-3), np.array([[0.25]])):
+        scale, lo, hi = np.array([0.1]), np.array([-100.0]), np.array([5.5], np.float32)
+        agree("quantize_per_tensor", x, scale, z, -100, 5, np.int8)
+        codes = nq.quantize_per_tensor(x, scale, z, lo, hi, np.int8)
+        assert_same(codes, oracle.quantize_per_tensor(x, scale, z, -100, 5, np.int8))
+        agree("dequantize_per_tensor", codes, scale, z, -128, 127, np.int8)
+
+
+def every_code(target):
+    """All codes of a narrow target, and the awkward ones of int32."""
+    lo, hi = BOUNDS[target]
+    if target == np.int32:
+        near = [2**k + d for k in (7, 15, 24, 25, 30) for d in (-1, 0, 1)]
+        return np.array([lo, lo + 1, hi, hi - 1, 0, *near, *(-n for n in near)], target)
+    if target in cases.FLOAT8:
+        return np.arange(256, dtype=np.uint8).view(target)
+    return np.arange(lo, hi + 1).astype(target)
+
+
+@pytest.mark.parametrize("out_dtype", **named(FLOATS))
+@pytest.mark.parametrize("target", **named(TARGETS))
+def test_dequantize_per_tensor(target, out_dtype):
+    bounds = BOUNDS[target]
+    q = every_code(target)
+    for scale, z in grid(*bounds):
+        agree("dequantize_per_tensor", q, scale, z, *bounds, target, out_dtype=out_dtype,
+              note=(scale, z))  # fmt: skip
+
+
+@pytest.mark.parametrize(("channels", "axis"), AXES)
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_quantize_per_channel(dtype, channels, axis):
+    for target in (np.int8, np.uint8, np.int32, ml_dtypes.float8_e4m3fn, ml_dtypes.int4):
+        bounds = BOUNDS[np.dtype(target)]
+        s, z = cases.qparams(channels, *bounds)
+        x = cases.channels(dtype, s, z, *bounds, axis)
+        agree("quantize_per_channel", x, s, z, axis, *bounds, target)
+
+
+@pytest.mark.parametrize("scale_dtype", **named(FLOATS))
+@pytest.mark.parametrize("zero_dtype", **named((np.int8, np.int64, np.float32, np.float64)))
+def test_quantize_per_channel_promotes(scale_dtype, zero_dtype):
+    s, z = (0.1 * np.arange(1, 6)).astype(scale_dtype), np.arange(-2, 3).astype(zero_dtype)
+    z = z + zero_dtype.type(0.3) if z.dtype.kind == "f" else z
+    x = cases.channels(F32, s.astype(F32), np.zeros(5), -128, 127, 1)
+    agree("quantize_per_channel", x, s, z, 1, -128, 127, np.int8)
+
+
+@pytest.mark.parametrize(("channels", "axis"), AXES)
+@pytest.mark.parametrize("out_dtype", **named(FLOATS))
+def test_dequantize_per_channel(out_dtype, channels, axis):
+    for target in (np.int8, np.uint16, np.int32, ml_dtypes.float8_e5m2, ml_dtypes.uint4):
+        bounds = BOUNDS[np.dtype(target)]
+        s, z = cases.qparams(channels, *bounds)
+        q = np.resize(every_code(np.dtype(target)), (channels, 8, 32))
+        q = np.ascontiguousarray(np.moveaxis(q, 0, axis))
+        for zero_points in (z, None, z.astype(np.float32) + np.float32(0.25)):
+            agree("dequantize_per_channel", q, s, zero_points, axis, *bounds, target,
+                  out_dtype=out_dtype)  # fmt: skip
+
+
+SCALE_AND_INPUT = [(x, s) for x in FLOATS for s in FLOATS]
+
+
+@pytest.mark.parametrize(("dtype", "scale_dtype"), SCALE_AND_INPUT)
+def test_quantize_per_token_and_group(dtype, scale_dtype):
+    for target in (np.int8, np.int32, ml_dtypes.float8_e4m3fn):
+        bounds = BOUNDS[np.dtype(target)]
+        s, z = cases.qparams(6, -100, 100)
+        with np.errstate(over="ignore"):
+            s = s.astype(scale_dtype)
+        s[~(np.isfinite(s) & (s > 0))] = 0.5
+        for zero_points in (z, z.astype(np.int64), (z + 0.3).astype(scale_dtype), z + 0.3):
+            x = cases.rows(dtype, s.astype(F64), z, -100, 100)
+            column = s[:, None], zero_points[:, None]
+            agree("quantize_per_token", x.reshape(2, 3, -1), s, zero_points, *bounds, target)
+            agree("quantize_per_token", x, *column, *bounds, target)
+            wide = x.reshape(2, -1)
+            grouped = s.reshape(2, 3), zero_points.reshape(2, 3)
+            agree("quantize_per_channel_group", wide, *grouped, *bounds, target, 256)
+
+
+def test_quantize_per_token_takes_integers():
+    s, z = np.array([0.7, 3], np.float32), np.array([1, -2])
+    for dtype in (np.int8, np.uint8, np.int16, np.int32, np.int64):
+        x = np.array([[1, -5 if np.iinfo(dtype).min else 5, 100], [7, 8, 9]], dtype)
+        agree("quantize_per_token", x, s, z, -128, 127, np.int8)
+
+
+@pytest.mark.parametrize("scale_dtype", **named(FLOATS))
+@pytest.mark.parametrize("output_dtype", **named(FLOATS))
+def test_dequantize_per_token_and_group(scale_dtype, output_dtype):
+    s = (0.1 * np.arange(1, 7)).astype(scale_dtype)
+    z = np.array([0, 1, -3, 127, 60_000, -128])
+    for target in (np.int8, np.int32, ml_dtypes.uint4, ml_dtypes.float8_e4m3fn):
+        bounds = BOUNDS[np.dtype(target)]
+        q = np.resize(every_code(np.dtype(target)), (6, 64))
+        for zero_points in (z, z.astype(np.int32), (z + 0.3).astype(scale_dtype), z + 0.3):
+            agree("dequantize_per_token", q, s, zero_points, *bounds, target, output_dtype)
+            grouped = s.reshape(2, 3), zero_points.reshape(2, 3)
+            agree("dequantize_per_channel_group", q.reshape(2, -1), *grouped, *bounds, target, 64,
+                  output_dtype)  # fmt: skip
+        agree("dequantize_per_channel_group", q.reshape(2, -1), s.reshape(2, 3), None, *bounds,
+              target, 64, output_dtype)  # fmt: skip
+
+
+# --- fake quantize ----------------------------------------------------------------------------
+
+WIDE = ((-(2**31), 2**31 - 1), (-(2**24) - 1, 2**25 + 3), (2**24 + 1, 2**24 + 9))
+
+
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_fake_quantize_per_tensor(dtype):
+    for bounds in RANGES + WIDE:
+        for scale, z in grid(*bounds):
+            x = cases.inputs(dtype, scale, *bounds, z)
+            note = (scale, z, bounds)
+            name = "fake_quantize_per_tensor_affine"
+            y = agree(name, x, scale, z, *bounds, note=note)
+            z_and_on = np.array([z], np.int32), np.array([1])
+            result = agree(f"{name}_cachemask", x, scale, z, *bounds, note=note)
+            assert_same(result[0], y)
+            agree(f"{name}_cachemask_tensor_qparams", x, np.array([scale]), *z_and_on, *bounds)
+
+
+def test_fake_quantize_tensor_qparams():
+    x = cases.inputs(F32, 0.1, -128, 127)
+    name = "fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+    for z in (np.array(300), np.array([2.7], np.float32), np.array([[-2.7]])):
+        for enabled in (np.array([0]), np.array(0.5), np.array([2]), np.array(True)):
+            agree(name, x, np.array([0.1], np.float64), z, enabled, -128, 127, note=(z, enabled))
+
+
+@pytest.mark.parametrize(("channels", "axis"), AXES)
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+@pytest.mark.parametrize("zero_dtype", **named((np.int32, np.float32, np.float16)))
+def test_fake_quantize_per_channel(dtype, channels, axis, zero_dtype):
+    for bounds in (*RANGES, *(WIDE[1:2] if zero_dtype != F16 else ())):
+        s, z = cases.qparams(channels, *bounds)
+        x = cases.channels(dtype, s, z, *bounds, axis)
+        with np.errstate(over="ignore"):
+            z = z.astype(zero_dtype)
+        z = z + zero_dtype.type(0.25) if z.dtype.kind == "f" else z
+        name = "fake_quantize_per_channel_affine"
+        agree(name, x, s, z, axis, *bounds, note=bounds)
+        agree(f"{name}_cachemask", x, s, z, axis, *bounds, note=bounds)
+
+
+@pytest.mark.parametrize(("channels", "axis"), AXES)
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_fake_quant_per_channel(dtype, channels, axis):
+    for bounds in RANGES:
+        s, z = cases.qparams(channels, *bounds)
+        x = cases.channels(dtype, s, z, *bounds, axis)
+        agree("fake_quant_per_channel", x, s, z, axis, *bounds, note=bounds)
+        agree("fake_quant_per_channel_cachemask", x, s, z + 0.9, axis, *bounds, note=bounds)
+
+
+@pytest.mark.parametrize("dtype", **named((*FLOATS, np.int8, np.int64)))
+@pytest.mark.parametrize(
+    "op",
+    [
+        "fake_quantize_per_tensor_affine_cachemask_backward",
+        "fake_quantize_per_channel_affine_cachemask_backward",
+        "fake_quant_per_channel_backward",
+    ],
+)
+def test_masked_backward(op, dtype):
+    grad = cases.inputs(F32, 0.1, -128, 127)
+    with np.errstate(invalid="ignore", over="ignore"):
+        grad = grad.astype(dtype) if dtype.kind != "i" else np.arange(-128, 128, dtype=dtype)
+    mask = np.arange(grad.size) % 3 > 0
+    result = agree(op, grad, mask)
+    if grad.dtype.kind != "i":
+        # np.copysign knows no bfloat16: look at the sign bits themselves.
+        zeros = result[~mask].astype(F64)
+        assert (zeros == 0).all()
+        assert (np.signbit(zeros) == np.signbit(grad[~mask].astype(F64))).all()
+
+
+# --- learnable --------------------------------------------------------------------------------
+
+LEARNED = (-3.0, -2.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.7, 1000.0, -1000.0, np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+@pytest.mark.parametrize("bounds", [(-128, 127), (0, 15), (-8, 7), WIDE[0]])
+def test_learnable_per_tensor(dtype, bounds):
+    # An infinite zero point beyond float32's own bounds is an error in PyTorch.
+    learned = LEARNED if bounds not in WIDE else LEARNED[:-2]
+    for i, z in enumerate(learned):
+        scale = np.array([SCALES[i % len(SCALES)]], F32)
+        zero_point = np.array([z], F32)
+        x = cases.inputs(dtype, float(scale[0]), *bounds)
+        g = cases.inputs(dtype, 0.1, -8, 7, finite=True, seed=1)
+        args = scale, zero_point, *bounds
+        name = "fake_quantize_learnable_per_tensor_affine"
+        agree(name, x, *args, note=z)
+        for rounding in ("pytorch", "nearest"):
+            agree(f"{name}_backward", g, x, *args, 0.3, zero_point_rounding=rounding, note=z)
+
+
+@pytest.mark.parametrize("parameter", **named(FLOATS))
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_learnable_per_channel_token_and_group(dtype, parameter):
+    for bounds in ((-128, 127), (0, 15)):
+        s, _ = cases.qparams(6, *bounds)
+        s[(s < 1e-3) | (s > 1e3)] = 0.7
+        z = np.resize(np.array(LEARNED), 6).astype(parameter)
+        x = cases.rows(dtype, s, np.zeros(6), *bounds)
+        g = cases.rows(dtype, np.full(6, 0.1), np.zeros(6), -8, 7, finite=True, seed=9)
+        s = s.astype(parameter)
+        for rounding in ("pytorch", "nearest"):
+            for op, a, b, extra in (
+                ("per_channel", x, g, (0,)),
+                ("per_channel", x.T.copy(), g.T.copy(), (1,)),
+                ("per_token", x, g, ()),
+                ("per_channel_group", x.reshape(2, -1), g.reshape(2, -1), ()),
+            ):
+                p = (s.reshape(2, 3), z.reshape(2, 3)) if op.endswith("group") else (s, z)
+                size = {"group_size": 256} if op.endswith("group") else {}
+                name, args = f"fake_quantize_learnable_{op}_affine", (*p, *extra, *bounds)
+                agree(name, a, *args, note=op, **size)
+                agree(f"{name}_backward", b, a, *args, grad_factor=0.7, note=op,
+                      zero_point_rounding=rounding, **size)  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((20_000,), None), ((3, 9_000), 0), ((9_000, 3), 1), ((2, 70, 5_000), 1), ((5_000, 70), 1),
+    ((2, 5, 49), 1), ((300, 5, 7), 1), ((4096, 2), 1), ((4097, 1), 1), ((1, 64 * 64 + 1), 0),
+])  # fmt: skip
+def test_sums_follow_the_tree(shape, axis):
+    """Shapes that cross every boundary of the tree: lanes, strips, tiles, blocks, runs."""
+    rng = np.random.default_rng(7)
+    x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
+    count = 1 if axis is None else shape[axis]
+    s, z = rng.uniform(0.1, 0.4, count).astype(F32), rng.normal(size=count).astype(F32)
+    if axis is None:
+        agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, s, z, -8, 7)
+    else:
+        agree("fake_quantize_learnable_per_channel_affine_backward", g, x, s, z, axis, -8, 7)
+
+
+# --- qparams, fused, conversion ---------------------------------------------------------------
+
+DATA = (
+    [[-1.3, 0.2, 2.7]], [[4.0, 6.0]], [[-4.0, -6.0]], [[0.0, 0.0]], [[-0.0, 1e-9]], [[1e-30, -1e-38]],
+    [[np.nan, 1.0]], [[np.inf, -1.0]], [[-np.inf, 3.0]], [[60000.0, -60000.0]], [[3e38, -3e38]],
+    [[2.0, 2.0]], [[0.5, 1.5, -2.5], [10, 20, 30]], [[-7e-6, 1e-5]],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_choose_qparams(dtype):
+    for data in DATA:
+        with np.errstate(over="ignore"):
+            x = np.array(data).astype(dtype)
+        for target in TARGETS:
+            lo, hi = BOUNDS[target]
+            for bounds in ((lo, hi), (max(lo, -8), min(hi, 7))):
+                for op in ("choose_qparams", "choose_qparams_symmetric"):
+                    agree(op, x, *bounds, 1.2e-7, target, note=(data, bounds))
+        agree("choose_qparams_per_token", x, np.int8, note=data)
+        agree("choose_qparams_per_token_asymmetric", x, np.int8, note=data)
+
+
+@pytest.mark.parametrize("dtype", **named((np.int8, np.uint8, np.int32, np.int64)))
+def test_choose_qparams_per_token_takes_integers(dtype):
+    info = np.iinfo(dtype)
+    agree("choose_qparams_per_token", np.array([[info.min, 3], [info.max, 0]], dtype), np.int8)
+
+
+@pytest.mark.parametrize("qscheme", nq.ops.qparams.QSCHEMES)
+def test_determine_qparams(qscheme):
+    ranges = [(-1.3, 2.7), (4.0, 6.0), (-6.0, -4.0), (0.0, 0.0), (np.nan, np.nan), (-np.inf, 1.0),
+              (-3e38, 3e38), (-1e-9, 1e-9), (np.inf, -np.inf)]  # fmt: skip
+    eps = np.array([np.finfo(F32).eps])
+    for dtype in (F32, F64):
+        valid = [r for r in ranges if not r[0] > r[1]]
+        pairs = [tuple(np.array(v, dtype) for v in r) for r in ranges]
+        pairs += [tuple(np.array(v, dtype) for v in zip(*valid, strict=True))]
+        pairs += [(np.zeros(0, dtype), np.zeros(0, dtype))]
+        for mn, mx in pairs:
+            for target, lo, hi in ((np.int8, -128, 127), (np.uint8, 0, 255), (np.uint8, 0, 15),
+                                   (np.int8, -8, 7), (np.int32, -(2**31), 2**31 - 1),
+                                   (np.uint16, 0, 65535)):  # fmt: skip
+                for custom in (False, True):
+                    agree("determine_qparams", mn, mx, lo, hi, target, eps, custom, qscheme,
+                          note=(mn, mx, lo, hi, custom))  # fmt: skip
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_fused(per_row, symmetric):
+    rng = np.random.default_rng(3)
+    batches = [rng.normal(i, 1 + i, (4, 30)).astype(F32) for i in range(3)]
+    batches += [np.full((4, 30), v, F32) for v in (0.0, 1e-5, 5.0, np.inf, np.nan)]
+    batches += [np.array([[-1e-5, 3e-5]] * 4, F32), np.zeros((4, 0), F32)]
+    for bounds in ((-128, 127), (0, 255), (0, 15), (-8, 7), (-7, 8)):
+        for start in range(len(batches)):
+            count = 4 if per_row else 1
+            state = [np.full(count, np.inf, F32), np.full(count, -np.inf, F32), np.ones(count, F32),
+                     np.zeros(count, np.int32)]  # fmt: skip
+            other = [p.copy() for p in state]
+            for x in (*batches[start:], *batches[:3]):
+                for on in ((1, 1), (1, 0), (0, 1)):
+                    tail = 0.01, *bounds, 0, per_row, symmetric
+                    op = "fused_moving_avg_obs_fake_quant_cachemask"
+                    actual = getattr(nq, op)(x, *on, *state, *tail)
+                    with np.errstate(all="ignore"):
+                        expected = getattr(oracle, op)(x, *on, *other, *tail)
+                    assert_same((*actual, *state), (*expected, *other), f"{bounds} {start} {on}")
+
+
+CONVERTIBLE = (*FLOATS, *cases.FLOAT8, *map(np.dtype, ("bool", "int8", "uint8", "int16", "uint16",
+                                                       "int32", "int64")))  # fmt: skip
+
+
+@pytest.mark.parametrize("target", **named(CONVERTIBLE))
+def test_convert_element_type(target):
+    values = [0.0, -0.0, 0.3, -1.5, 300, -300, 464, 61440, 61439, 1e9, 65519, 65520, 2.0**-9]
+    values += [np.nan, np.inf, -np.inf, 1 + 2.0**-11 + 2.0**-40, 2.0**-17, 2.0**-10 * 1.5, 1e-40]
+    for source in (*FLOATS, *cases.FLOAT8):
+        with np.errstate(all="ignore"):
+            agree("convert_element_type", np.array(values).astype(source), target, note=source)
+    z = np.array(values, np.complex64) + 1j
+    with np.errstate(all="ignore"):
+        assert_same(nq.convert_element_type(z, target), oracle.convert_element_type(z.real, target))
+    for source in ("bool", "int8", "uint8", "int16", "int32", "int64"):
+        x = np.array([0, 1, -1, 127, 128, 300, 2**24 + 1, -(2**31), 2**62 + 1]).astype(source)
+        agree("convert_element_type", x, target, note=source)
