@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +23,10 @@ from npquant.layout import memory_order
 from npquant.meta import ArraySpec
 
 Array = Any  # np.ndarray, or ArraySpec where only shapes are asked for
+
+#: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
+Affine = tuple[float, float, tuple[float, float, float], tuple[str, str]]
+T = TypeVar("T")
 
 #: Integers up to here are exact in float32.
 EXACT = 2**24
@@ -49,7 +55,7 @@ def array(value: Any, name: str) -> Array:
 
 def floats(value: Any, name: str = "input") -> Array:
     """An array of one of the four floating dtypes."""
-    x = array(value, name)
+    x = value if type(value) is np.ndarray else array(value, name)
     if x.dtype not in FLOATS:
         _wrong_dtype(x, name, FLOATS)
     return x
@@ -99,13 +105,13 @@ def together(x: Array, other: Any, name: str) -> None:
         )
 
 
-def output(out: Any, x: Array, dtype: DType, shape: tuple[int, ...] | None = None) -> Array:
+def output(out: Any, x: Array, dtype: DType) -> Array:
     """Where to write: `out` if it fits, else a new array that lies in memory as `x` does."""
-    shape = x.shape if shape is None else shape
+    if out is None and type(x) is np.ndarray:
+        return np.empty_like(x, dtype) if _dense(x) else np.empty(x.shape, dtype)
     if out is None:
-        if type(x) is ArraySpec:
-            return ArraySpec(shape, dtype)
-        return np.empty_like(x, dtype) if _dense(x) and shape == x.shape else np.empty(shape, dtype)
+        return ArraySpec(x.shape, dtype)
+    shape = x.shape
     y = array(out, "out")
     if y.dtype != dtype:
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
@@ -423,3 +429,65 @@ def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
     if dtype == dtypes.float64 or lo < -EXACT or hi > EXACT or not -EXACT <= z <= EXACT:
         return "float64"
     return "float32"
+
+
+# --- what a call per tensor needs, remembered ---------------------------------------------------
+
+
+def _remembered(check: Callable[..., T]) -> Callable[..., T]:
+    """`check`, run once for the same numbers: the same qparams come again and again."""
+    fast = lru_cache(maxsize=1024, typed=True)(check)
+
+    @wraps(check)
+    def call(*args: Any) -> T:
+        try:
+            return fast(*args)
+        except TypeError:  # an array cannot be looked up, or something is wrong: check it anew
+            pass
+        return check(*args)
+
+    return call
+
+
+@_remembered
+def affine(scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType) -> Affine:
+    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds."""
+    s = scale_float32(scale)
+    lo, hi = bounds(quant_min, quant_max)
+    z = zero_point_inside(zero_point, lo, hi)
+    return s, z, (lo, hi, 0), ("float32", precision(dtype, lo, hi, z))
+
+
+@_remembered
+def quantizing(
+    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, target: DType
+) -> Affine:
+    """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64."""
+    s, z = scale_number(scale), zero_point_number(zero_point)
+    bounds_ = bounds_of(quant_min, quant_max, target)
+    return (
+        1.0 / s,
+        z,
+        constants(*bounds_, target),
+        (dtypes.compute(dtype).name, code(dtype, target)),
+    )
+
+
+@_remembered
+def dequantizing(
+    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, out_dtype: DType
+) -> Affine:
+    """The arguments of dequantize_per_tensor."""
+    s, z = scale_number(scale), zero_point_number(zero_point)
+    bounds_of(quant_min, quant_max, dtype)
+    return s, z, (0, 0, 0), (dtypes.compute(out_dtype).name, "float64")
+
+
+def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:
+    """lo, hi, and what a NaN becomes: the integer code nearest zero, or float8's NaN."""
+    return lo, hi, math.nan if target in dtypes.FLOAT8 else min(max(0, lo), hi)
+
+
+def code(dtype: DType, target: DType) -> str:
+    """The precision in which codes are clamped: the greatest int32 is no float32."""
+    return "float64" if target == np.int32 or dtype == np.float64 else "float32"

@@ -8,16 +8,15 @@ channels-last images and the last axis of a linear layer are vectorised too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from npquant.cpu.target import Kernel, array_type
+from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
-from npquant.layout import PER_TENSOR, Granularity, Layout
+from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, store
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +26,7 @@ SHORT, PERIOD = 16, 1 << 14
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
 
-_NUMBERS = {"float32": types.float32, "float64": types.float64}
+_NUMBERS: dict[str, Any] = {"float32": types.float32, "float64": types.float64}
 
 
 class Elementwise:
@@ -80,8 +79,8 @@ class Elementwise:
                 c = 0
 
         name = f"{parameters.__name__}_{element.__name__}"
-        self._runs = Kernel(runs, f"{name}_runs")
-        self._periods = Kernel(periods, f"{name}_periods")
+        self._runs = Kernel(runs, f"{name}_runs", _signature)
+        self._periods = Kernel(periods, f"{name}_periods", _signature)
 
     def __call__(
         self,
@@ -97,64 +96,58 @@ class Elementwise:
         """Run over `x`.
 
         `scale` and `zero_point` are numbers, or arrays of one a channel. `constants` are lo, hi
-        and what a NaN becomes. `precision` names the types of a scale and of the constants (and a
-        zero point) that are numbers.
+        and what a NaN becomes. `precision` names the types of a scale, and of the constants and a
+        zero point, where they are numbers.
         """
-        if x.size == 0:
-            return
+        n = x.size
         if plain(x) and plain(y) and (mask is None or plain(mask)):
-            layout = Layout(granularity.channels, granularity.inner)
-            flat_mask = None if mask is None else mask.reshape(-1)
-            self._flat(layout, 0, x.reshape(-1), scale, zero_point, constants, precision,
-                       y.reshape(-1), flat_mask)  # fmt: skip
+            channels, inner, _ = granularity
+            if x.ndim != 1:
+                x, y = x.reshape(n), y.reshape(n)
+                mask = None if mask is None else mask.reshape(n)
+            self._flat(channels, inner or n, 0, x, scale, zero_point, constants, precision, y, mask)
             return
         for layout, first, (u, v, w) in pieces(granularity, (x,), (y, mask)):
-            self._flat(layout, first, u, scale, zero_point, constants, precision, v, w)
+            channels, inner = layout
+            self._flat(
+                channels, inner or n, first, u, scale, zero_point, constants, precision, v, w
+            )
 
     def _flat(
-        self, layout: Layout, first: int, x: Array, scale: Any, zero_point: Any,
+        self, channels: int, inner: int, first: int, x: Array, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str], y: Array, mask: Array | None,
     ) -> None:  # fmt: skip
-        channels, inner = layout
-        inner = inner or x.size
+        n = x.size
+        if n == 0:
+            return
         kernel = self._runs
-        per_channel = isinstance(scale, np.ndarray)
-        if per_channel:
-            if (
-                channels > 1
-                and inner < SHORT
-                and x.size > LEAST_PERIOD
-                and _periodic(channels, inner, x.size)
-            ):
+        types_: tuple[Any, ...] = precision
+        if type(scale) is np.ndarray:
+            if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
                 kernel = self._periods
                 if inner > 1 or channels < LEAST_PERIOD:
                     repeats = -(-LEAST_PERIOD // (channels * inner))
                     scale = np.tile(np.repeat(scale, inner), repeats)
                     zero_point = np.tile(np.repeat(zero_point, inner), repeats)
-                    channels, inner = scale.size, 1
-            key: Hashable = (
-                x.dtype,
-                y.dtype,
-                scale.dtype,
-                zero_point.dtype,
-                precision[1],
-                mask is None,
-            )
-        else:
-            key = (x.dtype, y.dtype, precision, mask is None)
+                    channels = scale.size
+            types_ = (scale.dtype, zero_point.dtype, precision[1])
+        lo, hi, nan = constants
+        args = (first, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
+        kernel(n, n, args, (x.dtype, y.dtype, types_, mask is None))
 
-        def signature() -> tuple[Any, ...]:
-            number, code = (_NUMBERS[name] for name in precision)
-            return (
-                types.intp, types.intp, types.intp, array_type(x.dtype),
-                array_type(scale.dtype) if per_channel else number,
-                array_type(zero_point.dtype) if per_channel else code,
-                code, code, code, array_type(y.dtype),
-                types.none if mask is None else array_type(mask.dtype),
-            )  # fmt: skip
 
-        args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
-        kernel(x.size, x.size, args, key, signature)
+def _signature(x: Any, y: Any, qparams: tuple[Any, ...], unmasked: bool) -> Types:
+    """The types of a kernel: `qparams` are names of numbers, or dtypes of arrays and a name."""
+    code = _NUMBERS[qparams[-1]]
+    if len(qparams) == 2:
+        scale, zero_point = _NUMBERS[qparams[0]], code
+    else:
+        scale, zero_point = array_type(qparams[0]), array_type(qparams[1])
+    mask = types.none if unmasked else array_type(np.dtype(np.bool_))
+    return (
+        types.intp, types.intp, types.intp, array_type(x), scale, zero_point,
+        code, code, code, array_type(y), mask,
+    )  # fmt: skip
 
 
 def _periodic(channels: int, inner: int, size: int) -> bool:
@@ -163,20 +156,21 @@ def _periodic(channels: int, inner: int, size: int) -> bool:
     return inner == 1 or (period <= PERIOD and 4 * period <= size)
 
 
-def _array_types(dtypes: tuple[np.dtype[Any], ...]) -> tuple[types.Type, ...]:
-    return tuple(array_type(d) for d in dtypes)
-
-
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
     """A kernel of arrays of one shape, the last of them the output, without qparams."""
-    kernel = Kernel(segment, name)
+    kernel = Kernel(segment, name, _array_types)
 
     def call(*arrays: Array) -> None:
-        if arrays[0].size == 0:
-            return
-        for _, _, flat in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
-            key = tuple(a.dtype for a in flat)
-            n = flat[0].size
-            kernel(n, n, tuple(flat), key, partial(_array_types, key))
+        n = arrays[0].size
+        if n and all(map(plain, arrays)):
+            kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))
+        elif n:
+            for _, _, flat in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
+                m = flat[0].size
+                kernel(m, m, tuple(flat), tuple([a.dtype for a in flat]))
 
     return call
+
+
+def _array_types(*dtypes: Any) -> Types:
+    return tuple(array_type(d) for d in dtypes)

@@ -10,7 +10,6 @@ order. Every walk below adds in this order, so layouts and threads do not change
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import Kernel, array_type
+from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces
 from npquant.layout import Granularity
 from npquant.primitives import at, key, like, masked, store
@@ -81,15 +80,20 @@ def _extremes_side_by_side(
         greatest[:, tile] = hi
 
 
-_of_runs = Kernel(_extremes_of_runs, "extremes_of_runs")
-_side_by_side = Kernel(_extremes_side_by_side, "extremes_side_by_side")
+def _extremes_signature(dtype: Any, kind: Any) -> Types:
+    keys = types.Array(TYPES[kind], 2, "A")
+    return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
+
+
+_of_runs = Kernel(_extremes_of_runs, "extremes_of_runs", _extremes_signature)
+_side_by_side = Kernel(_extremes_side_by_side, "extremes_side_by_side", _extremes_signature)
 
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
 def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     """The least and the greatest element of each channel, in one pass; NaN where there is one."""
-    kind: np.dtype[Any]
+    kind: Any
     integer = x.dtype.kind in "iu"
     kind = x.dtype.newbyteorder("=") if integer else _KEYS[x.dtype.itemsize]
     shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
@@ -101,14 +105,9 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
         args = (*layout, flat.size // layout.channels, flat, lo, hi)
         beside = layout.inner == 1 and layout.channels > 1
         kernel, n = (_side_by_side, lo.shape[1]) if beside else (_of_runs, lo.size)
-        kernel(n, flat.size, args, flat.dtype, partial(_extremes_signature, flat.dtype, kind))
-    lo, hi = least.min(axis=1), greatest.max(axis=1)
+        kernel(n, flat.size, args, (flat.dtype, kind))
+    lo, hi = (least[:, 0], greatest[:, 0]) if shape[1] == 1 else (least.min(1), greatest.max(1))
     return (lo, hi) if integer else _floats(lo, hi, x.dtype.newbyteorder("="))
-
-
-def _extremes_signature(dtype: np.dtype[Any], kind: np.dtype[Any]) -> tuple[types.Type, ...]:
-    keys = types.Array(TYPES[kind], 2, "A")
-    return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
 
 
 def _floats(lo: Array, hi: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -243,8 +242,8 @@ class Gradients:
                 shifts[c : c + width, tile] = shift[:width]
 
         name = f"{parameters.__name__}_{element.__name__}"
-        self._runs = Kernel(runs, f"{name}_runs")
-        self._beside = Kernel(beside, f"{name}_beside")
+        self._runs = Kernel(runs, f"{name}_runs", _gradients_signature)
+        self._beside = Kernel(beside, f"{name}_beside", _gradients_signature)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -267,21 +266,19 @@ class Gradients:
             kernel, n = (
                 (self._beside, blocks * part[0].shape[1]) if beside else (self._runs, part[0].size)
             )
-            key = (u.dtype, scale.dtype, zero_point.dtype, code)
-
-            def signature(u: Array = u) -> tuple[types.Type, ...]:
-                k, sums = TYPES[np.dtype(code)], types.Array(types.float64, 2, "A")
-                t = types.float64 if u.dtype == np.float64 else types.float32
-                data = array_type(u.dtype)
-                return (
-                    types.intp, types.intp, types.intp, data, data, array_type(scale.dtype),
-                    array_type(zero_point.dtype), k, k, t, data, sums, sums,
-                )  # fmt: skip
-
-            kernel(n, u.size, args, key, signature)
+            kernel(n, u.size, args, (u.dtype, scale.dtype, zero_point.dtype, code))
         return _in_order(slopes), _in_order(shifts)
+
+
+def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
+    data, sums = array_type(x), types.Array(types.float64, 2, "A")
+    bound, number = TYPES[np.dtype(code)], types.float64 if x == np.float64 else types.float32
+    return (
+        types.intp, types.intp, types.intp, data, data, array_type(scale), array_type(zero_point),
+        bound, bound, number, data, sums, sums,
+    )  # fmt: skip
 
 
 def _in_order(sums: Array) -> Array:
     """The tiles of each channel added one after another."""
-    return np.add.accumulate(sums, axis=1)[:, -1]
+    return sums[:, 0] if sums.shape[1] == 1 else np.add.accumulate(sums, axis=1)[:, -1]

@@ -71,12 +71,16 @@ def threads() -> int:
     return 1 if _forked or DISABLE_JIT else numba.get_num_threads()
 
 
+Types = tuple[Any, ...]
+Key = tuple[Hashable, ...]
+
+
 def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
     return types.Array(TYPES[dtype], ndim, "C")
 
 
 class Kernel:
-    """A segment in its serial and its parallel form, compiled once a signature.
+    """A segment in its serial and its parallel form, compiled once a key.
 
     Parameters
     ----------
@@ -84,10 +88,15 @@ class Kernel:
         ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments.
     name : str
         What it is called in the cache and in profiles.
+    signature : callable
+        ``signature(*key)``: the Numba types of ``args``. A key is made of dtypes and names, since
+        it is looked up on every call.
     """
 
-    def __init__(self, segment: Callable[..., None], name: str) -> None:
-        self.name = name
+    def __init__(
+        self, segment: Callable[..., None], name: str, signature: Callable[..., Types]
+    ) -> None:
+        self.name, self._signature = name, signature
         self._segment = _renamed(segment, f"{name}_{FINGERPRINT}")
         run = register_jitable(segment)
 
@@ -96,33 +105,22 @@ class Kernel:
                 run(t * grain, min(n, (t + 1) * grain), *args)
 
         self._parallel = _renamed(parallel, f"{name}_parallel_{FINGERPRINT}")
-        self._serial_entries: dict[Hashable, Any] = {}
-        self._parallel_entries: dict[Hashable, Any] = {}
+        self._serial_entries: dict[Key, Any] = {}
+        self._parallel_entries: dict[Key, Any] = {}
 
-    def __call__(
-        self,
-        n: int,
-        size: int,
-        args: tuple[Any, ...],
-        key: Hashable,
-        signature: Callable[[], tuple[types.Type, ...]],
-    ) -> None:
-        """Do the items [0, n), which are `size` elements.
-
-        `key` stands for the types of `args`; `signature` tells them when the key is a new one.
-        """
+    def __call__(self, n: int, size: int, args: tuple[Any, ...], key: Key) -> None:
+        """Do the items [0, n), which are `size` elements."""
         if size < PARALLEL_FROM or threads() == 1:
             entry = self._serial_entries.get(key)
             if entry is None:
-                entry = _compile(self._segment, (types.intp, types.intp, *signature()), False)
-                self._serial_entries[key] = entry
+                types_ = (types.intp, types.intp, *self._signature(*key))
+                entry = self._serial_entries[key] = _compile(self._segment, types_, False)
             entry(0, n, *args)
         else:
             entry = self._parallel_entries.get(key)
             if entry is None:
-                whole = (types.intp, types.intp, types.Tuple(signature()))
-                entry = _compile(self._parallel, whole, True)
-                self._parallel_entries[key] = entry
+                types_ = (types.intp, types.intp, types.Tuple(self._signature(*key)))
+                entry = self._parallel_entries[key] = _compile(self._parallel, types_, True)
             entry(n, max(1, n * GRAIN // size), args)
 
 
@@ -165,13 +163,15 @@ def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
     return call
 
 
-_compiled: dict[Hashable, Any] = {}
+def compiled(function: Any, signature: Callable[..., Types]) -> Callable[..., Any]:
+    """A small serial function that is no kernel, compiled once a key: ``call(key, *args)``."""
+    named = _renamed(function, f"{function.__name__}_{FINGERPRINT}")
+    entries: dict[Hashable, Any] = {}
 
+    def call(key: Hashable, *args: Any) -> Any:
+        entry = entries.get(key)
+        if entry is None:
+            entry = entries[key] = _compile(named, signature(key), False)
+        return entry(*args)
 
-def compiled(function: Any, key: Hashable, signature: Callable[[], tuple[types.Type, ...]]) -> Any:
-    """A small serial function, compiled once a signature: for what is no kernel."""
-    entry = _compiled.get((function, key))
-    if entry is None:
-        named = _renamed(function, f"{function.__name__}_{FINGERPRINT}")
-        entry = _compiled[function, key] = _compile(named, signature(), False)
-    return entry
+    return call

@@ -128,10 +128,10 @@ def _per_tensor(
     out: Any, mask: Array | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
-    s = checks.scale_float32(scale)
-    lo, hi = checks.bounds(quant_min, quant_max)
-    z = checks.zero_point_inside(zero_point, lo, hi)
-    return run_per_tensor(x, s, z, lo, hi, checks.output(out, x, x.dtype), mask)
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype)
+    y = checks.output(out, x, x.dtype)
+    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y, mask)
+    return y
 
 
 def run_per_tensor(

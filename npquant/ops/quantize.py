@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from math import prod
 from typing import Any
 
@@ -25,14 +24,9 @@ def quantize_per_tensor(
     """Quantize with one scale and one zero point."""
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    s = checks.scale_number(scale)
-    z = checks.zero_point_number(zero_point)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target)
+    numbers = checks.quantizing(scale, zero_point, quant_min, quant_max, x.dtype, target)
     y = checks.output(out, x, target)
-    number = dtypes.compute(x.dtype).name
-    backend.of(x).quantize_per_tensor(
-        layout.PER_TENSOR, x, 1.0 / s, z, _constants(lo, hi, target), (number, _code(x, target)), y
-    )
+    backend.of(x).quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
@@ -49,13 +43,10 @@ def dequantize_per_tensor(
 ) -> Array:
     """Turn codes back into floats, with one scale and one zero point."""
     q = checks.codes(input, dtype)
-    s = checks.scale_number(scale)
-    z = checks.zero_point_number(zero_point)
-    checks.bounds_of(quant_min, quant_max, q.dtype)
     result = _output_dtype(out_dtype, "out_dtype")
+    numbers = checks.dequantizing(scale, zero_point, quant_min, quant_max, q.dtype, result)
     y = checks.output(out, q, result)
-    number = dtypes.compute(result).name
-    backend.of(q).dequantize(layout.PER_TENSOR, q, s, z, (0, 0, 0), (number, "float64"), y)
+    backend.of(q).dequantize(layout.PER_TENSOR, q, *numbers, y)
     return y
 
 
@@ -80,8 +71,8 @@ def quantize_per_channel(
     lo, hi = checks.bounds_of(quant_min, quant_max, target)
     y = checks.output(out, x, target)
     backend.of(x).quantize_per_channel(
-        layout.per_channel(x.shape, a), x, _at_least(s, x), z, _constants(lo, hi, target),
-        ("float32", _code(x, target)), y,
+        layout.per_channel(x.shape, a), x, _at_least(s, x), z, checks.constants(lo, hi, target),
+        ("float32", checks.code(x.dtype, target)), y,
     )  # fmt: skip
     return y
 
@@ -221,16 +212,6 @@ def group_shapes(x: Array, group_size: int) -> tuple[tuple[int, ...], ...]:
     return grouped, (prod(grouped),)
 
 
-def _constants(lo: int, hi: int, target: dtypes.DType) -> tuple[float, float, float]:
-    """lo, hi, and what a NaN becomes: the integer code nearest zero, or float8's NaN."""
-    return lo, hi, math.nan if target in dtypes.FLOAT8 else min(max(0, lo), hi)
-
-
-def _code(x: Array, target: dtypes.DType) -> str:
-    """The precision of the clamp: the greatest int32 is no float32."""
-    return "float64" if target == np.int32 or x.dtype == np.float64 else "float32"
-
-
 def _output_dtype(dtype: Any, name: str) -> dtypes.DType:
     return dtypes.float32 if dtype is None else dtypes.floating(dtype, name)
 
@@ -251,7 +232,13 @@ def _zero_first(
     target: dtypes.DType, y: Array,
 ) -> None:  # fmt: skip
     backend.of(x).quantize_per_token(
-        granularity, x, s, z, _constants(lo, hi, target), ("float32", _code(x, target)), y
+        granularity,
+        x,
+        s,
+        z,
+        checks.constants(lo, hi, target),
+        ("float32", checks.code(x.dtype, target)),
+        y,
     )
 
 

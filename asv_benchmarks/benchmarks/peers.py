@@ -1,0 +1,184 @@
+"""The peers: PyTorch and ONNX Runtime, called on the same arrays. Imported when first needed."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from .cases import Call, Case, Inputs
+
+_threads = 1
+
+#: Ops whose name in PyTorch is another.
+_NAMES = {"fused_moving_avg_obs_fake_quant_cachemask": "_fused_moving_avg_obs_fq_helper"}
+
+_QUANTIZED = {"int8": "qint8", "uint8": "quint8", "int32": "qint32"}
+_ONNX = ("int8", "uint8", "int16", "uint16", "int4", "float8_e4m3fn")
+
+
+def setup(threads: int) -> dict[str, str]:
+    """Give every peer so many threads; returns the versions of those that are installed."""
+    global _threads
+    _threads = threads
+    versions = {}
+    for name in ("torch", "onnxruntime", "onnx"):
+        try:
+            versions[name] = importlib.import_module(name).__version__
+        except ImportError:
+            continue
+    if "torch" in versions:
+        _torch().set_num_threads(threads)
+    return versions
+
+
+def calls_of(case: Case, inputs: Inputs) -> dict[str, Call]:
+    """The calls of the peers that are installed and have the op."""
+    found = {name: _call(name, case, inputs) for name in case.peers}
+    return {name: call for name, call in found.items() if call is not None}
+
+
+def _call(name: str, case: Case, inputs: Inputs) -> Call | None:
+    try:
+        return PEERS[name](case, inputs)
+    except ImportError:
+        return None
+
+
+# --- PyTorch ----------------------------------------------------------------------------------
+
+
+@cache
+def _torch() -> Any:
+    torch = importlib.import_module("torch")
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    torch.set_grad_enabled(False)
+    # Quantized tensors are deprecated, but still a peer.
+    warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
+    return torch
+
+
+def _to_torch(value: Any) -> Any:
+    """An argument as PyTorch takes it; arrays share their memory, a sub-byte dtype is an int8."""
+    torch = _torch()
+    if isinstance(value, np.dtype):
+        return getattr(torch, "int8" if value.name == "int4" else value.name)
+    if isinstance(value, str):
+        return getattr(torch, value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.name == "int4":
+        return torch.from_numpy(value.astype(np.int8))
+    if value.dtype.name in ("bfloat16", "float8_e4m3fn"):
+        bits = value.view(f"int{8 * value.itemsize}")
+        return torch.from_numpy(bits).view(_to_torch(value.dtype))
+    return torch.from_numpy(value)
+
+
+def _partial(function: Any, case: Case, inputs: Inputs) -> Call:
+    return partial(function, *map(_to_torch, case.arguments(inputs)))
+
+
+def same_op(case: Case, inputs: Inputs) -> Call:
+    """PyTorch's own op of that name: its binding if it has one, else what the dispatcher has."""
+    torch = _torch()
+    utils = importlib.import_module("torch.ao.quantization.utils")
+    known = _NAMES.get(case.op, case.op)
+    for name in (known, f"_{known}"):
+        for place in (torch, utils):
+            if hasattr(place, name):
+                return _partial(getattr(place, name), case, inputs)
+        if hasattr(torch.ops.aten, name):
+            return _partial(getattr(torch.ops.aten, name).default, case, inputs)
+    raise AttributeError(f"PyTorch has no {case.op}")
+
+
+def decomposed(case: Case, inputs: Inputs) -> Call:
+    """The op of torch.ops.quantized_decomposed, without the lookup of its overload."""
+    packet = getattr(_torch().ops.quantized_decomposed, case.op)
+    call = _partial(getattr(packet, packet.overloads()[0]), case, inputs)
+    if "dequantize_per_token" in case.op or "dequantize_per_channel_group" in case.op:
+        return partial(call, _torch().float32)  # the dispatcher knows no default for it
+    return call
+
+
+def quantized(case: Case, inputs: Inputs) -> Call | None:
+    """torch.quantize_per_tensor or per_channel, to a quantized tensor, and back from one."""
+    torch, name = _torch(), _QUANTIZED.get(inputs.target.name)
+    if name is None or inputs.floating != np.float32 or inputs.layout.group:
+        return None
+    layout, backwards = inputs.layout, case.op.startswith("dequantize")
+    data = _to_torch(inputs.codes if backwards else inputs.x)
+    dtype = () if backwards else (getattr(torch, name),)
+    if not layout.scales:
+        make = torch._make_per_tensor_quantized_tensor if backwards else torch.quantize_per_tensor
+        call = partial(make, data, *inputs.qparams, *dtype)
+    else:
+        make = torch._make_per_channel_quantized_tensor if backwards else torch.quantize_per_channel
+        qparams = [_to_torch(p.reshape(-1)) for p in (inputs.scales, inputs.zero_points)]
+        call = partial(make, data, *qparams, *(layout.axis or (0,)), *dtype)
+    return call().dequantize if backwards else call
+
+
+# --- ONNX Runtime -----------------------------------------------------------------------------
+
+
+def onnxruntime(case: Case, inputs: Inputs) -> Call | None:
+    """A session of one QuantizeLinear or DequantizeLinear, its input and output bound."""
+    runtime, onnx = importlib.import_module("onnxruntime"), importlib.import_module("onnx")
+    if inputs.target.name not in _ONNX:
+        return None
+    data, *_ = case.arguments(inputs)
+    if data.dtype.name == "int4":
+        return None  # the runtime's are packed, two to a byte
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = _threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(
+        _model(onnx, case, inputs).SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    if data.dtype.name == "float8_e4m3fn":
+        kind = onnx.TensorProto.FLOAT8E4M3FN
+        value = runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(data.view(np.uint8), kind)
+    else:
+        value = runtime.OrtValue.ortvalue_from_numpy(data)
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_output("y", "cpu")
+    return partial(session.run_with_iobinding, binding)
+
+
+def _model(onnx: Any, case: Case, inputs: Inputs) -> Any:
+    layout, helper = inputs.layout, onnx.helper
+    backwards = case.op.startswith("dequantize")
+    kinds = [helper.np_dtype_to_tensor_dtype(d) for d in (inputs.floating, inputs.target)]
+    attributes = {"axis": 1, "block_size": layout.group[0]} if layout.group else {}
+    if layout.axis or layout.scales[-1:] == (1,):
+        attributes = {"axis": layout.axis[0] if layout.axis else 0}
+    shape = layout.scales if layout.group else (-1,) if layout.scales else ()
+    scales = inputs.scales.reshape(shape).astype(inputs.floating)
+    zero_points = inputs.zero_points.reshape(shape).astype(inputs.target)
+    graph = helper.make_graph(
+        [helper.make_node(
+            "DequantizeLinear" if backwards else "QuantizeLinear", ["x", "s", "z"], ["y"],
+            **attributes,
+        )],
+        "one_op",
+        [helper.make_tensor_value_info("x", kinds[backwards], layout.shape)],
+        [helper.make_tensor_value_info("y", kinds[not backwards], layout.shape)],
+        [onnx.numpy_helper.from_array(scales, "s"), onnx.numpy_helper.from_array(zero_points, "z")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+#: By the names that cases call them.
+PEERS = {
+    "torch": same_op,
+    "torch decomposed": decomposed,
+    "torch quantized": quantized,
+    "onnxruntime": onnxruntime,
+}

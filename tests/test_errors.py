@@ -1,0 +1,400 @@
+"""Every wrong argument of every op: the type of the error, the name in it, nothing written."""
+
+import re
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npquant as nq
+from calls import CALLS, DATA, PARAMETERS, STATE, WITH_OUT, arguments, axis_name, results
+
+F32 = np.float32
+HUGE = 10**400
+SHAPE = (6, 8)
+
+
+class Wrong(NamedTuple):
+    """One wrong argument: how to make it of the right one, and what must be raised."""
+
+    label: str
+    error: type[Exception]
+    make: Any  # a function of the right value
+    #: Whether it takes an array's elements or memory to tell; shape inference cannot.
+    data: bool = False
+
+
+def types(**values):
+    return [Wrong(label, TypeError, lambda _, v=v: v) for label, v in values.items()]
+
+
+def values(**values):
+    return [Wrong(label, ValueError, lambda _, v=v: v) for label, v in values.items()]
+
+
+def in_array(**values):
+    return [
+        Wrong(k, ValueError, lambda _, v=v: np.array([v], F32), data=True)
+        for k, v in values.items()
+    ]
+
+
+def with_element(value, dtype=None):
+    """Change one element, the last."""
+
+    def make(p):
+        p = p.astype(dtype or p.dtype)
+        p.reshape(-1)[-1] = value
+        return p
+
+    return make
+
+
+def elements(dtype=None, **values):
+    return [Wrong(k, ValueError, with_element(v, dtype), data=True) for k, v in values.items()]
+
+
+def masked(p):
+    return np.ma.masked_array(p, mask=np.zeros(p.shape, bool))
+
+
+# --- tables: what is wrong for one kind of argument -----------------------------------------------
+
+NO_NUMBER = types(
+    none=None, text="1", a_list=[1.0], a_complex=1j, a_bool=True, a_numpy_bool=np.True_
+)
+NO_NUMBER += types(
+    complex_array=np.ones(1, complex),
+    object_array=np.ones(1, object),
+    text_array=np.array(["1"]),
+    masked_array=masked(np.ones(1, F32)),
+)
+NO_NUMBER += [Wrong("a_spec", TypeError, lambda _: nq.ArraySpec((1,), np.int32), data=True)]
+NUMBER = NO_NUMBER + values(two=np.ones(2, F32), none_at_all=np.ones(0, F32), too_large=HUGE)
+FINITE = NUMBER + values(nan=np.nan, infinite=np.inf, minus_infinite=F32("-inf"))
+SCALE = FINITE + values(zero=0.0, negative=-0.1, integer_zero=0) + in_array(zero_in_array=0)
+INTEGER = NO_NUMBER + types(a_float=1.0, a_numpy_float=np.float64(1))
+INTEGER += values(two=np.ones(2, np.int32), too_large=HUGE) + in_array(nan_in_array=np.nan)
+SWITCH = [row for row in FINITE if "bool" not in row.label]
+SWITCH += in_array(nan_in_array=np.nan)
+BOUND = INTEGER + values(beyond_int64=2**63, below_int64=-(2**63) - 1)
+
+NO_ARRAY = types(none=None, text="x", a_number=1.0, an_int=1, a_list=[1.0, 2.0])
+NO_ARRAY += [
+    Wrong("object_array", TypeError, lambda x: x.astype(object)),
+    Wrong("text_array", TypeError, lambda x: x.astype(str)),
+    Wrong("masked_array", TypeError, masked),
+    Wrong("times", TypeError, lambda x: x.astype("m8[s]")),
+    Wrong("long_double", TypeError, lambda x: x.astype(np.longdouble)),
+    Wrong("int4", TypeError, lambda x: np.zeros(x.shape, ml_dtypes.int4)),
+]
+COMPLEX = [Wrong("complex_array", TypeError, lambda x: x.astype(complex))]
+BOOL = [Wrong("bool_array", TypeError, lambda x: x.astype(bool))]
+INTEGERS = [Wrong("int_array", TypeError, lambda x: x.astype(np.int16))]
+ANY_DATA = NO_ARRAY + COMPLEX + BOOL
+FLOATS = ANY_DATA + INTEGERS
+CODES = [*FLOATS, Wrong("float_array", TypeError, lambda q: q.astype(F32))]
+MASK = NO_ARRAY + COMPLEX + INTEGERS + [Wrong("other_shape", ValueError, lambda m: m[:-1])]
+GRAD = [
+    *FLOATS,
+    Wrong("other_dtype", TypeError, lambda g: g.astype(np.float64)),
+    Wrong("other_shape", ValueError, lambda g: g[:-1]),
+    Wrong("other_axes", ValueError, lambda g: g.reshape(-1)),
+]
+
+QPARAMS = types(none=None, text="x", a_dict={}, ragged=[[1.0], [1.0, 2.0]])
+QPARAMS += COMPLEX + BOOL + [row for row in NO_ARRAY if row.label.endswith("array")]
+QPARAMS += [
+    Wrong("too_large_for_any_dtype", TypeError, lambda p: [HUGE] * len(p)),
+    Wrong("one_too_few", ValueError, lambda p: p[:-1]),
+    Wrong("one_too_many", ValueError, lambda p: np.concatenate([p, p[:1]])),
+    Wrong("one_axis_more", ValueError, lambda p: p[None, None]),
+    Wrong("one_for_all", ValueError, lambda p: p.reshape(-1)[:1]),
+    Wrong("a_number", ValueError, lambda p: p.reshape(-1)[0]),
+]
+SCALES = QPARAMS + elements(zero=0, negative=-0.1, nan=np.nan, infinite=np.inf)
+SCALES_FLOAT32 = SCALES + elements(np.float64, too_small=1e-60, too_large=1e60)
+NO_NAN = elements(F32, nan=np.nan)
+#: Numbers stand for float32 parameters here, so a number has the wrong shape only.
+LEARNED = [row for row in QPARAMS if row.label != "too_large_for_any_dtype"] + INTEGERS
+ONE_LEARNED = [row for row in LEARNED if row.label not in ("one_for_all", "a_number")]
+ONE_LEARNED = [row for row in ONE_LEARNED if row.label != "one_too_few"] + values(
+    none_at_all=np.ones(0, F32)
+)
+STATES = [row for row in NO_ARRAY if row.label != "text_array"] + COMPLEX + BOOL
+STATES += [
+    Wrong("other_dtype", TypeError, lambda p: p.astype(np.float16)),
+    Wrong("one_too_few", ValueError, lambda p: p[:-1]),
+    Wrong("one_axis_more", ValueError, lambda p: p[None]),
+    Wrong("read_only", ValueError, lambda p: np.frombuffer(p.tobytes(), p.dtype), data=True),
+    Wrong("broadcast", ValueError, lambda p: repeated(p), data=True),
+]
+
+DTYPE = types(none=None, unknown="float7", a_number=3, an_object=object, a_complex=np.complex64)
+TARGET = DTYPE + types(a_float=np.float32, a_bool=bool, too_wide=np.int64)
+OUT_DTYPE = [row for row in TARGET if row.label not in ("none", "a_float")]
+OUT_DTYPE += types(float8=ml_dtypes.float8_e5m2, an_integer=np.int8)
+CHOICE = types(none=None, a_number=1, an_array=np.ones(2), a_list=["pytorch"]) + values(
+    unknown="up"
+)
+
+AXIS = [row for row in INTEGER if row.label not in ("two", "nan_in_array")]
+AXIS += values(too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1)
+GROUP_SIZE = INTEGER + values(zero=0, one=1, negative=-4, not_dividing=3, beyond_int64=2**63)
+
+
+def repeated(y):
+    """A writeable array whose elements share one place."""
+    return np.lib.stride_tricks.as_strided(y, y.shape, [0] * y.ndim)
+
+
+#: `make` gets a right `out` here.
+OUT = [row for row in NO_ARRAY + COMPLEX if row.label != "none"] + [
+    Wrong("other_dtype", TypeError, lambda y: np.empty(y.shape, np.uint32)),
+    Wrong("other_shape", ValueError, lambda y: y[:-1]),
+    Wrong("other_axes", ValueError, lambda y: y.reshape(-1)),
+    Wrong("read_only", ValueError, lambda y: np.broadcast_to(y, y.shape), data=True),
+    Wrong("broadcast", ValueError, lambda y: repeated(y), data=True),
+]
+
+# --- which table belongs to which argument --------------------------------------------------------
+
+#: The ops that take one scale and zero point as numbers, and those that take float zero points.
+PER_TENSOR = [name for name in CALLS if "per_tensor" in name]
+IN_OWN_PRECISION = [name for name in CALLS if name.startswith(("quantize", "dequantize"))]
+
+
+def out_of_range(make_low, make_high):
+    return [
+        Wrong("below_quant_min", ValueError, make_low, data=True),
+        Wrong("above_quant_max", ValueError, make_high, data=True),
+    ]
+
+
+def data_table(name, argument):
+    if argument == "mask":
+        return MASK
+    if argument == "grad" and "learnable" not in name:
+        return ANY_DATA
+    if argument in ("grad", "max_val"):
+        return GRAD if argument == "grad" else [row for row in GRAD if row.label != "other_axes"]
+    if name.startswith("dequantize"):
+        return CODES
+    if name == "convert_element_type":
+        return NO_ARRAY
+    takes_integers = "quantize_per_token", "quantize_per_channel_group", "choose_qparams_per_token"
+    return ANY_DATA if name.startswith(takes_integers) else FLOATS
+
+
+def scale_table(name):
+    if name.startswith("fused"):
+        return STATES
+    if "learnable_per_tensor" in name:
+        return (
+            ONE_LEARNED + elements(zero=0, negative=-1, nan=np.nan, infinite=np.inf)
+            if "backward" in name
+            else SCALE
+        )
+    if name in PER_TENSOR:
+        return SCALE + ([] if name in IN_OWN_PRECISION else values(too_small=1e-60, beyond=1e60))
+    if "learnable" in name and "backward" in name:
+        return LEARNED + SCALES[len(QPARAMS) :]
+    return SCALES if name in IN_OWN_PRECISION else SCALES_FLOAT32
+
+
+def zero_point_table(name):
+    if name.startswith("fused"):
+        return STATES
+    if "learnable" in name:
+        if name in PER_TENSOR:
+            if "backward" in name:
+                return ONE_LEARNED + NO_NAN
+            return NUMBER + values(nan=np.nan)
+        return (LEARNED if "backward" in name else QPARAMS) + NO_NAN
+    if name.endswith("tensor_qparams"):
+        return FINITE + values(beyond_int32=2.0**31, below_int32=-(2**31) - 1)
+    if name in PER_TENSOR:
+        beyond = [] if name in IN_OWN_PRECISION else values(below=-9, above=8, beyond_int64=2**63)
+        return INTEGER + in_array(infinite_in_array=np.inf) + beyond
+    if name in IN_OWN_PRECISION:
+        rows = [row for row in QPARAMS if row.label != "none" or not name.startswith("dequantize")]
+        return rows + elements(F32, nan=np.nan, infinite=np.inf)
+    if "decomposed" in name or name.startswith("fake_quant_"):
+        return QPARAMS + elements(np.int64, beyond_int32=2**31) + elements(F32, nan=np.nan)
+    return QPARAMS + out_of_range(with_element(-9), with_element(8))
+
+
+def table(name, argument):
+    """All that is wrong for an argument of an op."""
+    if argument in DATA:
+        return data_table(name, argument)
+    if name.startswith("fused") and argument in STATE:
+        return STATES
+    if argument in ("scale", "scales"):
+        return scale_table(name)
+    if argument in ("zero_point", "zero_points"):
+        return zero_point_table(name)
+    if argument == "quant_min":
+        return BOUND + values(above_quant_max=200) + (values(below_dtype=-129) * dtyped(name))
+    if argument == "quant_max":
+        return BOUND + values(below_quant_min=-200) + (values(above_dtype=128) * dtyped(name))
+    if argument == "dtype":
+        some = [row for row in TARGET if row.label not in ("a_float", "a_bool", "too_wide")]
+        return some if name == "convert_element_type" else TARGET
+    return {
+        "axis": AXIS,
+        "ch_axis": AXIS,
+        "group_size": GROUP_SIZE,
+        "out_dtype": OUT_DTYPE,
+        "output_dtype": OUT_DTYPE,
+        "eps": FINITE,
+        "grad_factor": FINITE,
+        "averaging_const": FINITE,
+        "qscheme": CHOICE,
+        "zero_point_rounding": CHOICE,
+        "out": OUT,
+    }.get(argument, SWITCH)
+
+
+def dtyped(name):
+    """Whether the bounds must lie within those of `dtype`."""
+    return name in IN_OWN_PRECISION
+
+
+#: What depends on two arguments, or on one op alone.
+SPECIAL = {
+    ("choose_qparams", "input"): [Wrong("empty", ValueError, lambda x: x[:0])],
+    ("choose_qparams_symmetric", "input"): [Wrong("empty", ValueError, lambda x: x[:0])],
+    ("choose_qparams_per_token", "input"): [Wrong("empty", ValueError, lambda x: x[:, :0])],
+    ("choose_qparams_per_token_asymmetric", "input"): [
+        Wrong("empty", ValueError, lambda x: x[:, :0])
+    ],
+    ("choose_qparams_per_token", "dtype"): values(other=np.uint8),
+    ("choose_qparams", "quant_max"): values(without_zero=-1, one_code=-128),
+    ("choose_qparams", "quant_min"): values(without_zero=1),
+    ("determine_qparams", "min_val"): elements(above_max_val=1e9),
+    ("fused_moving_avg_obs_fake_quant", "quant_max"): values(one_code=-8, beyond_int32=2**31),
+    **{
+        (name, "quant_min"): values(without_zero=1)
+        for name in CALLS
+        if "learnable" in name and "backward" in name
+    },
+    **{
+        (name, "input"): [Wrong("one_axis", ValueError, lambda x: x[0])]
+        for name in ("quantize_per_channel_group",)
+    },
+}
+
+
+def parameters(name):
+    """The arguments of the valid call, and what it leaves at its default."""
+    defaults = ("out", "out_dtype", "output_dtype")
+    return [*arguments(name, shape_of(name)), *(p for p in defaults if p in PARAMETERS[name])]
+
+
+def shape_of(name):
+    return SHAPE[1:] if name == "determine_qparams" else SHAPE
+
+
+def wrongs(name, argument):
+    """Every wrong value of an argument of an op."""
+    return [*table(name, argument), *SPECIAL.get((name, argument), [])]
+
+
+ARGUMENTS = [(name, argument) for name in CALLS for argument in parameters(name)]
+
+
+def valid(name):
+    """A valid call, with an `out` whose bits show whether it was written to."""
+    kwargs = arguments(name, shape_of(name))
+    if name in WITH_OUT:
+        kwargs["out"] = np.empty_like(results(name, kwargs)[0])
+        kwargs["out"].view(np.uint8)[...] = 0x5A
+    return kwargs
+
+
+def bits(kwargs):
+    return {k: v.tobytes() for k, v in kwargs.items() if isinstance(v, np.ndarray)}
+
+
+def complaint(name, kwargs, error, argument):
+    """What is wrong with the error of a wrong call; None if nothing is."""
+    before = bits(kwargs)
+    try:
+        results(name, kwargs)
+    except Exception as raised:
+        if type(raised) is not error:
+            return f"raised {raised!r}, not a {error.__name__}"
+        if not re.search(rf"\b({argument})\b", str(raised)):
+            return f"does not name {argument}: {raised!r}"
+    else:
+        return f"did not raise a {error.__name__}"
+    return None if bits(kwargs) == before else "wrote to an array before it raised"
+
+
+def raises_and_writes_nothing(name, kwargs, error, argument):
+    assert complaint(name, kwargs, error, argument) is None
+
+
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
+def test_wrong_argument(name, argument):
+    complaints = {}
+    for row in wrongs(name, argument):
+        kwargs = valid(name)
+        kwargs[argument] = row.make(kwargs.get(argument))
+        complaints[row.label] = complaint(name, kwargs, row.error, argument)
+    assert complaints
+    assert not {label: said for label, said in complaints.items() if said}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_valid_calls_are_valid(name):
+    """Else the tests above would test nothing."""
+    results(name, valid(name))
+
+
+def specs(kwargs, names):
+    """Replace the arrays of these names by their specs."""
+    return {
+        key: nq.ArraySpec(value.shape, value.dtype) if key in names else value
+        for key, value in kwargs.items()
+    }
+
+
+def arrays(kwargs):
+    return [key for key, value in kwargs.items() if isinstance(value, np.ndarray)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_spec_among_arrays(name):
+    """A qparam, a state or `out` that is a spec beside real data, or one of two arrays of data."""
+    every = arrays(valid(name))
+    data = [key for key in every if key in DATA]
+    for key in every:
+        if data != [key]:
+            named = "|".join(every) if key in data else key
+            raises_and_writes_nothing(name, specs(valid(name), [key]), TypeError, f"({named})")
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_an_array_as_out_among_specs(name):
+    """Real qparams say nothing wrong of a spec, but nothing can be written for it."""
+    raises_and_writes_nothing(name, specs(valid(name), DATA), TypeError, "out")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in CALLS if axis_name(n) or "group_size" in PARAMETERS[n]]
+)
+def test_data_without_an_axis(name):
+    kwargs = valid(name)
+    for key in DATA:
+        if key in kwargs:
+            kwargs[key] = kwargs[key].reshape(-1)[0].reshape(())
+    raises_and_writes_nothing(name, kwargs, ValueError, f"({axis_name(name)}|input|w_int8)")
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_no_argument_is_unknown(name):
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        results(name, valid(name) | {"output": None})

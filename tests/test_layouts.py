@@ -1,0 +1,365 @@
+"""No bit depends on layout, alignment, byte order, length, threads or how the work is cut."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import numba
+import numpy as np
+import pytest
+
+import oracle
+from calls import CALLS, DATA, STATE, arguments, axes, axis_name, fits, results
+from cases import assert_same
+from npquant.cpu import target
+
+#: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
+SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
+
+
+def every_call(name, shapes=SHAPES):
+    """Return the valid calls of an op: (shape, axis)."""
+    found = [(shape, axis) for shape in shapes if fits(name, shape) for axis in axes(name, shape)]
+    assert found, f"no shape fits {name}"
+    return found
+
+
+@functools.cache
+def expected(name, shape, axis=0):
+    """What the oracle gives for a call, and the arrays that it updates in place."""
+    kwargs = arguments(name, shape, axis)
+    fused = name.startswith("fused")
+    if fused:  # PyTorch observes the first axis alone
+        kwargs |= {"input": np.moveaxis(kwargs["input"], axis, 0), "ch_axis": 0}
+    got = getattr(oracle, name)(**kwargs)
+    got = got if isinstance(got, tuple) else (got,)
+    if fused:
+        got = *(np.moveaxis(y, 0, axis) for y in got), *(kwargs[key] for key in STATE)
+    return got
+
+
+def relaid(kwargs, lay, names):
+    return {key: lay(value) if key in names else value for key, value in kwargs.items()}
+
+
+# --- layouts: functions from a C-ordered array to an equal one ------------------------------------
+
+
+def in_order(x, order):
+    """`x` lying densely in memory with its axes in this order, the slowest first."""
+    return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+
+
+def reversed_axes(x):
+    every = (slice(None, None, -1),) * x.ndim
+    return x[every].copy()[every]
+
+
+def every_second(x):
+    wide = np.zeros([2 * n for n in x.shape], x.dtype)
+    part = wide[(slice(1, None, 2),) * x.ndim]
+    part[...] = x
+    return part
+
+
+def window(x):
+    wide = np.zeros([n + 3 for n in x.shape], x.dtype)
+    part = wide[(slice(1, -2),) * x.ndim]
+    part[...] = x
+    return part
+
+
+def unaligned(x):
+    part = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    part[...] = x
+    return part
+
+
+def byte_swapped(x):
+    return x.astype(x.dtype.newbyteorder())
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+DENSE = {
+    "Fortran": lambda x: in_order(x, range(x.ndim)[::-1]),
+    "channels last": lambda x: in_order(x, [*range(x.ndim)[:1], *range(x.ndim)[2:], 1][: x.ndim]),
+    "first axis last": lambda x: in_order(x, [*range(1, x.ndim), 0]),
+}
+LAYOUTS = DENSE | {
+    "reversed": reversed_axes,
+    "every second": every_second,
+    "window": window,
+    "unaligned": unaligned,
+    "byte-swapped": byte_swapped,
+    "read-only": read_only,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CALLS)
+def test_layout_of_the_data(name, layout):
+    for shape, axis in every_call(name):
+        kwargs = relaid(arguments(name, shape, axis), LAYOUTS[layout], DATA)
+        assert_same(results(name, kwargs), expected(name, shape, axis), f"{shape}, axis {axis}")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "backward" in name])
+def test_two_arrays_may_lie_differently(name):
+    first, second = [key for key in arguments(name, (6, 8)) if key in DATA]
+    for shape, axis in every_call(name):
+        for layout in LAYOUTS:
+            for key in (first, second):
+                kwargs = relaid(arguments(name, shape, axis), LAYOUTS[layout], (key,))
+                assert_same(results(name, kwargs), expected(name, shape, axis), (layout, key))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_layout_of_the_qparams(name):
+    for shape, axis in every_call(name):
+        for layout, lay in LAYOUTS.items():
+            kwargs = arguments(name, shape, axis)
+            arrays = [k for k, v in kwargs.items() if isinstance(v, np.ndarray) and k not in DATA]
+            if name.startswith("fused") and layout in ("byte-swapped", "read-only"):
+                arrays = [k for k in arrays if k not in STATE]  # they are written to
+            kwargs = relaid(kwargs, lay, arrays)
+            assert_same(results(name, kwargs), expected(name, shape, axis), (layout, shape, axis))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_broadcast_data(name):
+    for shape, axis in every_call(name):
+        for repeated in range(len(shape)):
+            kwargs, copies = arguments(name, shape, axis), arguments(name, shape, axis)
+            for key in DATA:
+                if key in kwargs:
+                    row = kwargs[key].take([0], repeated)
+                    kwargs[key] = np.broadcast_to(row, shape)
+                    copies[key] = kwargs[key].copy()
+            assert_same(results(name, kwargs), results(name, copies), (shape, axis, repeated))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_mapped_data(name, tmp_path):
+    def mapped(x):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npy"
+        np.save(path, x)
+        return np.load(path, mmap_mode="r")
+
+    shape, axis = every_call(name)[0]
+    kwargs = relaid(arguments(name, shape, axis), mapped, DATA)
+    got = results(name, kwargs)
+    assert_same(got, expected(name, shape, axis))
+    assert not any(isinstance(result, np.memmap) for result in got)
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if not n.startswith(("choose", "determine"))])
+def test_results_lie_as_pytorchs_do(name):
+    """Dense data keeps its strides, permuted or not; all other data gives C order."""
+    for shape, axis in every_call(name):
+        for layout, lay in LAYOUTS.items():
+            kwargs = relaid(arguments(name, shape, axis), lay, DATA)
+            x = next(value for key, value in kwargs.items() if key in DATA)
+            like = x if layout in DENSE or x.flags.c_contiguous else np.empty(shape, x.dtype)
+            wanted = [s // like.itemsize for s in like.strides]
+            for y in results(name, kwargs):
+                if y.shape == shape and not any(y is kwargs.get(key) for key in STATE):
+                    assert [s // y.itemsize for s in y.strides] == wanted, (layout, shape, axis)
+
+
+#: Ops whose arithmetic is chosen by the dtype of the data: float64 must be seen as what it is.
+BY_DTYPE = (
+    "quantize_per_tensor",
+    "fake_quant_per_channel",
+    "fake_quantize_learnable_per_channel_affine_backward",
+)
+
+
+@pytest.mark.parametrize("name", BY_DTYPE)
+def test_byte_swapped_float64(name):
+    kwargs = arguments(name, (6, 8))
+    kwargs = relaid(kwargs, lambda x: x.astype(np.float64) / 3, DATA)
+    swapped = relaid(kwargs, byte_swapped, DATA)
+    assert_same(results(name, swapped), results(name, kwargs))
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_length(name):
+    """Vector bodies and their tails: nothing depends on where an element stands."""
+    for n in range(1, 68):
+        shapes = ((2, 4 * n),) if "group" in name else ((n,), (2, n))
+        for shape in shapes:
+            if fits(name, shape):
+                axis = axes(name, shape)[-1]
+                got = results(name, arguments(name, shape, axis))
+                assert_same(got, expected(name, shape, axis), shape)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_axes_and_axes_of_one(name):
+    for shape, axis in every_call(name, ((), (1,), (1, 4), (1, 1, 1), (3, 1, 4))):
+        got = results(name, arguments(name, shape, axis))
+        assert_same(got, expected(name, shape, axis), (shape, axis))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_elements(name):
+    """Nothing gives nothing, and gradients of zero; but there is nothing to choose qparams from."""
+    for shape, axis in every_call(name, ((0,), (0, 4), (4, 0), (2, 0, 4))):
+        kwargs = arguments(name, shape, axis)
+        nothing = shape[-1] == 0 if "token" in name else 0 in shape
+        if name.startswith("choose") and nothing:
+            with pytest.raises(ValueError, match="input must have elements"):
+                results(name, kwargs)
+            continue
+        got = results(name, kwargs)
+        if name.startswith("choose"):
+            assert [y.shape for y in got] == [(*shape[:-1], 1)] * 2
+        elif name != "determine_qparams":
+            assert got[0].shape == shape
+        if "learnable" in name and "backward" in name:
+            scale, zero_point = kwargs["scale"], kwargs["zero_point"]
+            assert_same(got[1:], (np.zeros_like(scale), np.zeros_like(zero_point)))
+
+
+#: Sizes on both sides of every constant by which work is cut: (shape, axis).
+SIZES = (
+    *(((n,), 0) for n in (255, 256, 257)),  # LEAST_PERIOD: elements
+    *(((9, 40, n), 1) for n in (15, 16, 17)),  # SHORT: a run
+    *(((20, n), 1) for n in (85, 255, 256, 257)),  # LEAST_PERIOD: channels
+    ((3, 300, 5), 1),  # too few periods to be worth their buffers
+    ((5, 1092, 15), 1),  # PERIOD
+    ((5, 1093, 15), 1),
+    *(((2, n), 0) for n in (1023, 1024, 1025, 4095, 4096, 4097, 8193)),  # STRIP and TILE: a run
+    ((1400, 2, 3), 1),  # TILE: many runs
+    ((2733, 2, 3), 1),
+    ((4097, 3), 1),  # TILE: side by side
+    *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
+    *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
+    ((33, 500), 0),  # PIECE: whole channels, and a rest of them
+    ((33, 500), 1),
+    ((2, 20500), 0),  # PIECE: less than a channel
+    ((20500, 2), 1),
+    *(((n,), 0) for n in (65535, 65536, 65537)),  # PARALLEL_FROM
+)
+
+#: One op for each loop: with and without a mask or qparams, minima, sums.
+LOOPS = (
+    "quantize_per_tensor",
+    "quantize_per_channel",
+    "fake_quantize_per_channel_affine_cachemask",
+    "fake_quant_per_channel_backward",
+    "choose_qparams_per_token",
+    "fake_quantize_learnable_per_tensor_affine_backward",
+    "fake_quantize_learnable_per_channel_affine_backward",
+    "fake_quantize_learnable_per_token_affine_backward",
+)
+CUT = {"C": np.ascontiguousarray, "Fortran": DENSE["Fortran"], "every second": every_second}
+
+
+@pytest.fixture
+def one_thread():
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
+
+
+def agree_however_it_lies(name, shape, axis):
+    axis = axis if axis_name(name) else 0
+    for layout, lay in CUT.items():
+        kwargs = relaid(arguments(name, shape, axis), lay, DATA)
+        assert_same(results(name, kwargs), expected(name, shape, axis), layout)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("shape", "axis"), SIZES, ids=str)
+@pytest.mark.parametrize("name", LOOPS)
+def test_sizes(name, shape, axis):
+    agree_however_it_lies(name, shape, axis)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", CALLS)
+def test_several_tiles_and_pieces(name):
+    shape = (16388,) if name == "determine_qparams" else (4, 4100)
+    for axis in axes(name, shape):
+        agree_however_it_lies(name, shape, axis)
+
+
+# --- segments and threads -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grain", [1, 7, 64])
+@pytest.mark.parametrize("name", CALLS)
+def test_segments_in_any_order(name, grain, monkeypatch):
+    """What threads do, without compiling it: segments of any length, in any order."""
+    whole, rng = target.Kernel.__call__, np.random.default_rng(0)
+
+    def in_segments(self, n, size, args, key, signature):
+        whole(self, 0, 0, args, key, signature)
+        for begin in rng.permutation(range(0, n, grain)).tolist():
+            self._serial_entries[key](begin, min(n, begin + grain), *args)
+
+    monkeypatch.setattr(target.Kernel, "__call__", in_segments)
+    for shape, axis in every_call(name):
+        got = results(name, arguments(name, shape, axis))
+        assert_same(got, expected(name, shape, axis), (shape, axis))
+
+
+#: One op for each way of cutting work, as every parallel kernel takes seconds to compile.
+THREADED = (
+    "quantize_per_channel",
+    "fake_quant_per_channel_backward",
+    "choose_qparams_per_token",
+    "fake_quantize_learnable_per_channel_affine_backward",
+)
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="Numba has one thread here")
+@pytest.mark.parametrize("name", THREADED)
+def test_two_threads(name, monkeypatch):
+    monkeypatch.setattr(target, "GRAIN", 256)
+    before = numba.get_num_threads()
+    shapes = [(8, 70), (3, 5, 2, 4)], [(65535,), (65536,), (65537,), (5000, 16)]
+    try:
+        numba.set_num_threads(2)
+        for least, some in zip((1, target.PARALLEL_FROM), shapes, strict=True):
+            monkeypatch.setattr(target, "PARALLEL_FROM", least)
+            for shape in some:
+                for axis in axes(name, shape):
+                    agree_however_it_lies(name, shape, axis)
+    finally:
+        numba.set_num_threads(before)
+
+
+FORK = """
+import os
+import warnings
+import numpy as np
+import npquant as nq
+
+x = np.random.default_rng(0).normal(size=(2, 1 << 16)).astype(np.float32)
+args = np.array([0.1, 0.2], np.float32), np.array([3, -4], np.int32), 0, -128, 127, np.int8
+q = nq.quantize_per_channel(x, *args)  # opens a parallel region
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads
+    child = os.fork()
+if child == 0:
+    same = np.array_equal(nq.quantize_per_channel(x, *args), q)
+    os._exit(0 if same else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_child():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120)

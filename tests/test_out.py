@@ -1,0 +1,169 @@
+"""`out`: the result is `out` itself, with the bits of the call without, wherever `out` lies."""
+
+import numpy as np
+import pytest
+
+from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, results
+from cases import assert_same
+
+SHAPES = ((4, 8), (2, 3, 4, 8))
+
+
+def strided(y):
+    return np.empty([2 * n + 1 for n in y.shape], y.dtype)[(slice(1, None, 2),) * y.ndim]
+
+
+def channels_last(y):
+    return np.moveaxis(np.moveaxis(y, 1, -1).copy(), -1, 1)
+
+
+def unaligned(y):
+    return np.empty(y.nbytes + 1, np.uint8)[1:].view(y.dtype).reshape(y.shape)
+
+
+PLACES = {
+    "C": np.empty_like,
+    "Fortran": lambda y: np.asfortranarray(np.empty_like(y)),
+    "channels last": channels_last,
+    "reversed": lambda y: np.empty_like(y)[::-1, ::-1],
+    "strided": strided,
+    "unaligned": unaligned,
+}
+
+#: The ops whose result has the dtype of their data, and so can take its place.
+IN_PLACE = [name for name in WITH_OUT if "quantize_per" not in name or name.startswith("fake")]
+
+
+def every_call(name):
+    return [(shape, axis) for shape in SHAPES if fits(name, shape) for axis in axes(name, shape)]
+
+
+def in_place(name, shape=SHAPES[0], axis=0):
+    """A call whose result has the dtype of its data, and the name of the data."""
+    kwargs = arguments(name, shape, axis)
+    if name == "convert_element_type":
+        kwargs["dtype"] = np.float32
+    return kwargs, next(key for key in DATA if key in kwargs)
+
+
+def refused_or_right(name, kwargs, key, value, out):
+    """Call with argument `key` sharing memory with `out`."""
+    expected = results(name, {**kwargs, key: value.copy()})
+    before = value.tobytes()
+    try:
+        got = results(name, {**kwargs, key: value, "out": out})
+    except ValueError as error:
+        got = str(error)
+    if isinstance(got, str):
+        assert "out" in got
+        assert value.tobytes() == before
+        return "refused"
+    assert_same(got, expected, key)
+    return "right"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out_is_the_result(name, place):
+    for shape, axis in every_call(name):
+        (expected,) = results(name, arguments(name, shape, axis))
+        out = PLACES[place](expected)
+        assert results(name, arguments(name, shape, axis) | {"out": out})[0] is out
+        assert_same(out, expected, (shape, axis))
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_data_and_out_that_lie_alike(name):
+    """Both in one memory order: the walk in place must not confuse the axes."""
+    for shape, axis in every_call(name):
+        (expected,) = results(name, arguments(name, shape, axis))
+        kwargs = arguments(name, shape, axis)
+        kwargs |= {key: channels_last(kwargs[key]) for key in DATA if key in kwargs}
+        out = channels_last(np.empty_like(expected))
+        assert_same(results(name, kwargs | {"out": out})[0], expected, (shape, axis))
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_the_rest_of_the_memory_is_untouched(name):
+    (expected,) = results(name, arguments(name, SHAPES[0]))
+    memory = np.full(expected.nbytes * 5 + 64, 0x5A, np.uint8)
+    wide = memory[: expected.nbytes * 5].view(expected.dtype)[: 5 * expected.size]
+    out = wide.reshape(len(expected), -1)[:, 3 : 3 + 2 * expected.shape[1] : 2]
+    results(name, arguments(name, SHAPES[0]) | {"out": out})
+    assert_same(out, expected)
+    out[...] = np.frombuffer(b"\x5a" * expected.itemsize, expected.dtype)[0]
+    assert (memory == 0x5A).all()
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place(name):
+    for shape, axis in every_call(name):
+        (expected,) = results(name, in_place(name, shape, axis)[0])
+        for place in PLACES.values():
+            kwargs, key = in_place(name, shape, axis)
+            x = place(kwargs[key])
+            x[...] = kwargs[key]
+            assert results(name, kwargs | {key: x, "out": x})[0] is x
+            assert_same(x, expected, (shape, axis))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_partial_overlap_is_refused(name):
+    kwargs, key = in_place(name, (8, 8))
+    size = kwargs[key].size
+    memory = np.empty(2 * size, np.float32)
+    x = memory[:size].reshape(8, 8)
+    x[...] = kwargs[key]
+    overlapping = {
+        "shifted": memory[1 : size + 1].reshape(8, 8),
+        "a row further": memory[8 : size + 8].reshape(8, 8),
+        "transposed": x.T,
+        "reversed": x[::-1],
+    }
+    for how, out in overlapping.items():
+        assert refused_or_right(name, kwargs, key, x, out) == "refused", how
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_interleaved_memory_is_no_overlap(name):
+    kwargs, key = in_place(name)
+    memory = np.empty((2, *SHAPES[0]), np.float32)
+    memory = np.moveaxis(memory.reshape(*SHAPES[0], 2), -1, 0)
+    x, out = memory
+    x[...] = kwargs[key]
+    assert refused_or_right(name, kwargs, key, x, out) == "right"
+    assert_same(x, kwargs[key])
+
+
+@pytest.mark.parametrize("name", [n for n in WITH_OUT if n != "convert_element_type"])
+def test_out_over_other_arguments(name):
+    """`out` may lie over a mask or over qparams: what is read must be what was given."""
+    kwargs = arguments(name, SHAPES[0])
+    (expected,) = results(name, kwargs)
+    others = [key for key, value in kwargs.items() if isinstance(value, np.ndarray)]
+    for key in others:
+        given = kwargs[key]
+        if key not in ("input", "grad", "w_int8"):
+            memory = np.zeros(expected.nbytes + given.nbytes, np.uint8)
+            for start in (0, given.itemsize):
+                value = memory[start : start + given.nbytes].view(given.dtype).reshape(given.shape)
+                value[...] = given
+                out = memory[: expected.nbytes].view(expected.dtype).reshape(expected.shape)
+                refused_or_right(name, kwargs, key, value, out)
+
+
+def test_every_op_of_one_array_takes_out():
+    """The exceptions return several arrays, or one and a changed state."""
+    for name in PARAMETERS:
+        kwargs = arguments(name, (8,) if name == "determine_qparams" else SHAPES[0])
+        one = len(results(name, kwargs)) == 1
+        assert one == (name in WITH_OUT), name
+
+
+def test_a_memory_mapped_out_is_returned_as_it_is(tmp_path):
+    name = "fake_quantize_per_tensor_affine"
+    out = np.memmap(tmp_path / "out", np.float32, "w+", shape=SHAPES[0])
+    kwargs = arguments(name, SHAPES[0])
+    (expected,) = results(name, kwargs)
+    assert results(name, kwargs | {"out": out})[0] is out
+    assert_same(np.fromfile(tmp_path / "out", np.float32).reshape(out.shape), expected)

@@ -1,0 +1,130 @@
+"""The shape of the package: what is public, what is imported, what sources may not contain."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import npquant as nq
+from calls import CALLS, WITH_OUT, arguments
+
+PACKAGE = Path(nq.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TESTS = Path(__file__).parent
+OPS = [name for name in nq.__all__ if inspect.isfunction(getattr(nq, name))]
+
+
+def tree(path):
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(path):
+    """The first part of every name that a file imports."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
+def test_every_op_has_a_call():
+    assert sorted(CALLS) == sorted(OPS)
+
+
+def test_the_calls_name_every_argument():
+    """But `out`, and dtypes of the output, that have tests of their own."""
+    for name in CALLS:
+        given = arguments(name, (8,) if name == "determine_qparams" else (6, 8))
+        missing = [p for p in inspect.signature(getattr(nq, name)).parameters if p not in given]
+        assert set(missing) <= {"out", "out_dtype", "output_dtype"}, name
+
+
+def test_out_is_by_name_only_and_last():
+    for name in WITH_OUT:
+        last = list(inspect.signature(getattr(nq, name)).parameters.values())[-1]
+        assert (last.name, last.kind, last.default) == ("out", last.KEYWORD_ONLY, None), name
+
+
+def test_public_names():
+    assert nq.__all__ == sorted(nq.__all__)
+    assert all(hasattr(nq, name) for name in nq.__all__)
+
+
+#: Prints the names of the loaded modules: the first part of each, and Numba's CUDA if it is there.
+LOADED = """
+import sys
+import {}
+names = {{name.split(".")[0] for name in sys.modules}}
+print(*sorted(names | ({{"numba.cuda"}} & sys.modules.keys())))
+"""
+
+
+def loaded(modules):
+    command = [sys.executable, "-W", "error", "-c", LOADED.format(modules)]
+    got = subprocess.run(command, check=True, capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert not got.stderr
+    return set(got.stdout.split())
+
+
+def test_import_loads_nothing_else():
+    allowed = loaded("numpy, numba, ml_dtypes") | sys.stdlib_module_names | {"npquant"}
+    assert loaded("npquant") - allowed == set()
+
+
+def test_import_compiles_nothing(tmp_path):
+    """It is quick: kernels are compiled when they are first called."""
+    code = "import npquant.cpu.target as t; t._compile = None; import npquant"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=PACKAGE.parent,
+        env={"NUMBA_CACHE_DIR": str(tmp_path), "PATH": ""},
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_oracle_imports_nothing_from_npquant():
+    assert set(imports(TESTS / "oracle.py")) <= {"math", "fractions", "numpy", "ml_dtypes"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_errors_are_raised_not_asserted(path):
+    """An assert vanishes under -O, and what it says is not written for users."""
+    found = [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
+    assert found == []
+
+
+def untyped_numbers(source):
+    """The lines with a number that is not the argument of a type.
+
+    Numba takes a Python float for a float64, and an int beside a float32 makes a float64 of both.
+    """
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        typed = {
+            id(argument)
+            for call in ast.walk(function)
+            if isinstance(call, ast.Call) and ast.unparse(call.func).startswith(("np.", "type("))
+            for argument in call.args
+        }
+        for node in ast.walk(function):
+            number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
+            if number and id(node) not in typed:
+                yield node.lineno
+
+
+def test_no_number_without_a_type_in_formulas():
+    assert list(untyped_numbers((PACKAGE / "formulas.py").read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [("x * 0.5", 1), ("2 * x", 1), ("x * np.float32(0.5)", 0), ("type(x)(2) * x", 0)],
+)
+def test_untyped_numbers_are_found(expression, wrong):
+    found = list(untyped_numbers(f"def f(x):\n    return {expression}\n"))
+    assert len(found) == wrong
