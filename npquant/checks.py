@@ -25,11 +25,11 @@ from npquant.meta import ArraySpec
 Array = Any  # np.ndarray, or ArraySpec where only shapes are asked for
 
 #: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
-Affine = tuple[float, float, tuple[float, float, float], tuple[str, str]]
+Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]
 T = TypeVar("T")
 
-#: Integers up to here are exact in float32.
-EXACT = 2**24
+#: Integers up to here, and their differences, are exact in float32 and in float64.
+EXACT32, EXACT64 = 2**23, 2**52
 
 _ARRAYS = (np.ndarray, ArraySpec)
 
@@ -425,10 +425,11 @@ def cast(p: Array, dtype: DType) -> Array:
 
 
 def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
-    """The dtype of codes: float32 while everything is exact in it, else float64."""
-    if dtype == dtypes.float64 or lo < -EXACT or hi > EXACT or not -EXACT <= z <= EXACT:
-        return "float64"
-    return "float32"
+    """The precision of codes: that of the input, while it holds them and their differences."""
+    exact = EXACT64 if dtype == dtypes.float64 else EXACT32
+    if lo < -exact or hi > exact or not -exact <= z <= exact:
+        return "wide"
+    return "float64" if dtype == dtypes.float64 else "float32"
 
 
 # --- what a call per tensor needs, remembered ---------------------------------------------------
@@ -455,7 +456,12 @@ def affine(scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: D
     s = scale_float32(scale)
     lo, hi = bounds(quant_min, quant_max)
     z = zero_point_inside(zero_point, lo, hi)
-    return s, z, (lo, hi, 0), ("float32", precision(dtype, lo, hi, z))
+    return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
+
+
+def _names(code_: str) -> tuple[str, str, str]:
+    """The precision of a float32 scale, and of a zero point that is a code."""
+    return "float32", code_, code_
 
 
 @_remembered
@@ -465,12 +471,8 @@ def quantizing(
     """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64."""
     s, z = scale_number(scale), zero_point_number(zero_point)
     bounds_ = bounds_of(quant_min, quant_max, target)
-    return (
-        1.0 / s,
-        z,
-        constants(*bounds_, target),
-        (dtypes.compute(dtype).name, code(dtype, target)),
-    )
+    number = dtypes.compute(dtype).name
+    return 1.0 / s, z, constants(*bounds_, target), (number, number, code(dtype, target))
 
 
 @_remembered
@@ -480,7 +482,7 @@ def dequantizing(
     """The arguments of dequantize_per_tensor."""
     s, z = scale_number(scale), zero_point_number(zero_point)
     bounds_of(quant_min, quant_max, dtype)
-    return s, z, (0, 0, 0), (dtypes.compute(out_dtype).name, "float64")
+    return s, z, (0, 0, 0), (dtypes.compute(out_dtype).name, "float64", "float32")
 
 
 def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:
@@ -490,4 +492,4 @@ def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:
 
 def code(dtype: DType, target: DType) -> str:
     """The precision in which codes are clamped: the greatest int32 is no float32."""
-    return "float64" if target == np.int32 or dtype == np.float64 else "float32"
+    return "int32" if target == np.int32 else dtypes.compute(dtype).name

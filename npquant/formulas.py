@@ -1,15 +1,16 @@
 """Every scalar formula of npquant, once. docs/numerics.md says where each comes from.
 
 A formula is plain Python on scalars; the types of its arguments carry the precision (a product of
-two float32 is a float32), so one text serves every dtype. `register_jitable` lets CPU and CUDA
-kernels call it. There is no float literal without a type here: Numba would make it a float64.
+two float32 is a float32), so one text serves every dtype. `formula` lets CPU and CUDA kernels call
+it. There is no float literal without a type here: Numba would make it a float64.
 
-An *element* takes a value of the input, then what the matching *parameters* function made once for
-the channel (which is given the arrays of input and output for their types alone), then the
-constants of the call. It returns the result and the mask. Types, by the letters used below:
+They come in pairs. *Parameters* make what all elements of a channel share, from its scale, its zero
+point and the constants of the call; the arrays of input and output tell them types alone. An
+*element* turns one value of the input and these parameters into a result and whether it was inside
+the range. Types, by the letters used below:
 
 * T: the compute precision of the input: float32, or float64 for float64 input.
-* K: the precision of codes: float32 while every bound fits 2**24, else float64 (exact to 2**53).
+* K: the precision of codes, and so of the constants: T wherever it holds every code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from npquant.primitives import fma, item, like, plus, rint, trunc, widen
+from npquant.primitives import code_of, fma, item, like, plus, rint, trunc, widen
 
 #: Kernels alone call formulas, so no C wrapper is compiled for them.
 formula = register_jitable(no_cfunc_wrapper=True)
@@ -49,97 +50,119 @@ def reciprocal(scale: Any) -> Any:
 
 
 @formula
-def tensor_inverse(x: Any, inverse: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of `quantize` per tensor: the host has divided, in float64."""
-    return inverse, inverse, like(zero_point, inverse)
-
-
-@formula
-def channel_inverse(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of the quantize ops per channel, token and group."""
-    return reciprocal(scale), scale, zero_point
-
-
-@formula
-def quantize(x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any) -> Any:
-    """rint(x / scale) + zero_point, clamped to [lo, hi]; a NaN becomes `nan`."""
-    q = clamp(plus(rint(widen(x) * inverse), zero_point), lo, hi)
-    return q if q == q else nan, True
-
-
-@formula
-def quantize_zero_first(
-    x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
+def tensor_inverse(
+    x: Any, inverse: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any
 ) -> Any:
+    """Parameters of `quantize` per tensor: the host has divided, in float64."""
+    return inverse, zero_point, lo, hi, nan
+
+
+@formula
+def channel_inverse(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+    """Parameters of the quantize ops per channel, token and group."""
+    return reciprocal(scale), zero_point, lo, hi, nan
+
+
+@formula
+def quantize(x: Any, p: Any) -> Any:
+    """rint(x / scale) + zero_point, clamped to [lo, hi]; a NaN becomes `nan`."""
+    inverse, zero_point, lo, hi, nan = p
+    return code_of(plus(rint(widen(x) * inverse), zero_point), lo, hi, nan), True
+
+
+@formula
+def quantize_zero_first(x: Any, p: Any) -> Any:
     """rint(x / scale + zero_point), clamped: per token and per group round after adding.
 
     A two-byte input with scales of its own dtype is rounded to it at each step.
     """
-    q = clamp(widen(rint(plus(x * inverse, zero_point))), lo, hi)
-    return q if q == q else nan, True
+    inverse, zero_point, lo, hi, nan = p
+    return code_of(widen(rint(plus(x * inverse, zero_point))), lo, hi, nan), True
 
 
 # --- quantized_decomposed: dequantize ---------------------------------------------------------
 
 
 @formula
-def in_output(q: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
+def in_output(q: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
     """Parameters of `dequantize`: the zero point rounded to the output's dtype."""
-    return scale, scale, like(zero_point, item(y))
+    return scale, like(zero_point, item(y))
 
 
 @formula
-def dequantize(
-    q: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
+def dequantize(q: Any, p: Any) -> Any:
     """(q - zero_point) * scale, each step rounded to the output's dtype."""
+    scale, zero_point = p
     return (like(q, zero_point) - zero_point) * scale, True
 
 
 @formula
-def as_given(q: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
+def as_given(q: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
     """Parameters of `dequantize_promoted`: the host has brought them to one precision."""
-    return scale, scale, zero_point
+    return scale, zero_point
 
 
 @formula
-def dequantize_promoted(
-    q: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
+def dequantize_promoted(q: Any, p: Any) -> Any:
     """(q - zero_point) * scale in the precision of the scale, rounded once to the output."""
+    scale, zero_point = p
     return like(like(q, zero_point) - zero_point, scale) * scale, True
 
 
 # --- fake quantize ----------------------------------------------------------------------------
+#
+# PyTorch's steps are t = zero_point + rint(x / scale), q = clamp(t, lo, hi), (q - zero_point) *
+# scale. Where every step is exact, the zero point cancels: rint(x / scale) clamped to
+# [lo - zero_point, hi - zero_point] has the same bits but one, the sign of a zero, which t does not
+# keep; a fused product with + 0 drops it too. That is five instructions instead of seven.
 
 
 @formula
-def affine(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of the fake-quantize ops: the scale and its reciprocal in float32."""
+def affine(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+    """Parameters where K is T: the scale in float32, the bounds less the zero point."""
+    s, z = np.float32(widen(scale)), like(zero_point, lo)
+    return np.float32(1) / s, s, lo - z, hi - z
+
+
+@formula
+def fake_quantize_per_tensor(x: Any, p: Any) -> Any:
+    """aten per tensor: the product is a float32 even for float64 input."""
+    inverse, scale, least, greatest = p
+    r = rint(widen(x) * inverse)
+    q = np.float32(clamp_number(r, least, greatest))
+    return fma(q, scale, np.float32(0)), (least <= r) & (r <= greatest)
+
+
+@formula
+def fake_quantize_per_channel(x: Any, p: Any) -> Any:
+    """aten per channel, integer zero points: the product in T, rounded once."""
+    inverse, scale, least, greatest = p
+    r = rint(widen(x) * inverse)
+    q = clamp_number(r, least, greatest)
+    return fma(q, like(scale, q), like(np.float32(0), q)), (least <= r) & (r <= greatest)
+
+
+@formula
+def affine_wide(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+    """Parameters where codes are too large for T, or their differences are; K is float64."""
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, zero_point
+    return np.float32(1) / s, s, zero_point, lo, hi
 
 
 @formula
-def fake_quantize_per_tensor(
-    x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
-    """aten per tensor: rint, then the zero point; the product is a float32 even for float64.
-
-    The mask compares in T, where a bound may be rounded; the code is clamped in K.
-    """
+def fake_quantize_per_tensor_wide(x: Any, p: Any) -> Any:
+    """aten per tensor step by step; the mask compares in T, where a bound may be rounded."""
+    inverse, scale, zero_point, lo, hi = p
     x = widen(x)
     t = like(zero_point, x) + rint(x * inverse)
     q = clamp_number(t, lo, hi)
-    mask = (like(lo, x) <= t) & (t <= like(hi, x))
-    return np.float32(q - like(zero_point, lo)) * scale, mask
+    return np.float32(q - zero_point) * scale, (like(lo, x) <= t) & (t <= like(hi, x))
 
 
 @formula
-def fake_quantize_per_channel(
-    x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
-    """aten per channel, integer zero points: the product in K, rounded once."""
+def fake_quantize_per_channel_wide(x: Any, p: Any) -> Any:
+    """aten per channel step by step; the product is a float64, rounded once."""
+    inverse, scale, zero_point, lo, hi = p
     x = widen(x)
     t = like(zero_point, x) + rint(x * inverse)
     q = clamp_number(t, lo, hi)
@@ -147,10 +170,9 @@ def fake_quantize_per_channel(
 
 
 @formula
-def fake_quantize_float_zero_point(
-    x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
+def fake_quantize_float_zero_point(x: Any, p: Any) -> Any:
     """aten per channel, float32 zero points: added before rounding, by one fma."""
+    inverse, scale, zero_point, lo, hi = p
     x = widen(x)
     t = rint(np.float32(fma(x, like(inverse, x), like(zero_point, x))))
     q = clamp_number(t, lo, hi)
@@ -158,10 +180,9 @@ def fake_quantize_float_zero_point(
 
 
 @formula
-def fake_quantize_half_zero_point(
-    x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
+def fake_quantize_half_zero_point(x: Any, p: Any) -> Any:
     """aten per channel, float16 zero points: as float32 ones, but with two roundings."""
+    inverse, scale, zero_point, lo, hi = p
     x = widen(x)
     t = rint(np.float32(x * inverse + widen(zero_point)))
     q = clamp_number(t, lo, hi)
@@ -169,79 +190,98 @@ def fake_quantize_half_zero_point(
 
 
 @formula
-def fake_quantize_decomposed(
-    x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any
-) -> Any:
-    """quantized_decomposed.fake_quant_per_channel: everything in T, and NaN stays NaN."""
-    x = widen(x)
-    z = like(zero_point, x)
-    t = rint(x * inverse) + z
-    return (clamp(t, lo, hi) - z) * like(scale, x), (lo <= t) & (t <= hi)
+def affine_in_input(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+    """Parameters of `fake_quantize_decomposed`: everything in T."""
+    s = like(scale, widen(item(x)))
+    return np.float32(1) / s, s, like(zero_point, s), lo, hi
 
 
 @formula
-def affine_in_input(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of `fake_quantize_decomposed`: the scale in T."""
-    s = like(scale, widen(item(x)))
-    return np.float32(1) / s, s, zero_point
+def fake_quantize_decomposed(x: Any, p: Any) -> Any:
+    """quantized_decomposed.fake_quant_per_channel: a NaN stays NaN."""
+    inverse, scale, zero_point, lo, hi = p
+    t = rint(widen(x) * inverse) + zero_point
+    return (clamp(t, lo, hi) - zero_point) * scale, (lo <= t) & (t <= hi)
 
 
 # --- learnable --------------------------------------------------------------------------------
 
 
 @formula
-def learned(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of the learnable ops: in float32, the zero point rounded and clamped there."""
-    s, z = np.float32(widen(scale)), np.float32(widen(zero_point))
-    return np.float32(1) / s, s, clamp(rint(z), np.float32(lo), np.float32(hi))
+def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
+    """A learned zero point in float32: rounded to the nearest, clamped to the bounds."""
+    z = rint(np.float32(widen(zero_point)))
+    return clamp(z, np.float32(lo), np.float32(hi))
 
 
 @formula
-def learned_per_tensor(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
-    """Parameters of the per-tensor backward: its zero point is an integer, so in K."""
-    inverse, s, z = learned(x, scale, zero_point, lo, hi, y)
-    return inverse, s, like(z, lo)
+def learned(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+    """Parameters of the learnable forward."""
+    return affine(x, scale, nearest(zero_point, lo, hi), lo, hi, nan, y)
 
 
 @formula
-def learned_truncated(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, y: Any) -> Any:
+def learned_wide(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+    """Parameters of the learnable forward with wide codes."""
+    return affine_wide(x, scale, nearest(zero_point, lo, hi), lo, hi, nan, y)
+
+
+@formula
+def slopes_per_channel(
+    x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any
+) -> Any:
+    """Parameters of the learnable backward per channel: the zero point is a float32."""
+    s = np.float32(widen(scale))
+    return np.float32(1) / s, s, nearest(zero_point, lo, hi), lo, hi, factor
+
+
+@formula
+def slopes_per_tensor(
+    x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any
+) -> Any:
+    """Parameters of the learnable backward per tensor: the zero point is an integer, so in K."""
+    s = np.float32(widen(scale))
+    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo), lo, hi, factor
+
+
+@formula
+def slopes_truncated(
+    x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any
+) -> Any:
     """What PyTorch's per-tensor backward uses instead: trunc(zero_point + 1/2)."""
     s, z = np.float32(widen(scale)), np.float32(widen(zero_point)) + np.float32(0.5)
-    return np.float32(1) / s, s, like(trunc(clamp(z, np.float32(lo), np.float32(hi))), lo)
+    z = trunc(clamp(z, np.float32(lo), np.float32(hi)))
+    return np.float32(1) / s, s, like(z, lo), lo, hi, factor
 
 
 @formula
-def gradients_zero_first(
-    g: Any, x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any
-) -> Any:
+def gradients_zero_first(g: Any, x: Any, p: Any) -> Any:
     """PyTorch's learnable backward: its code is rint of one fma, the zero point inside."""
     x = widen(x)
-    t = rint(fma(x, like(inverse, x), like(zero_point, x)))
-    return gradients(widen(g), x, t, inverse, like(scale, x), zero_point, lo, hi, factor)
+    t = rint(fma(x, like(p[0], x), like(p[2], x)))
+    return gradients(widen(g), x, t, p)
 
 
 @formula
-def gradients_zero_last(
-    g: Any, x: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any
-) -> Any:
+def gradients_zero_last(g: Any, x: Any, p: Any) -> Any:
     """The backward with the code of its forward, so that they agree at ties."""
     x = widen(x)
-    t = like(zero_point, x) + rint(x * inverse)
-    return gradients(widen(g), x, t, inverse, like(scale, x), zero_point, lo, hi, factor)
+    t = like(p[2], x) + rint(x * p[0])
+    return gradients(widen(g), x, t, p)
 
 
 @formula
-def gradients(
-    g: Any, x: Any, t: Any, inverse: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any
-) -> Any:
+def gradients(g: Any, x: Any, t: Any, p: Any) -> Any:
     """The gradients of one element from its unclamped code `t` (LSQ+, Bhalgat et al. 2020).
 
     Returns whether it is inside the range, and its terms of grad_scale and grad_zero_point. A NaN
     counts as below. Codes are compared in K; the rest is in T.
     """
+    inverse, scale, zero_point, lo, hi, factor = p
+    s = like(scale, x)
     inside = (t >= lo) & (t <= hi)
-    residual = fma(like(t - zero_point, x), scale, -x)
+    residual = fma(like(t - zero_point, x), s, -x)
     clipped = like(like(hi if t > hi else lo, zero_point) - zero_point, x)
     slope = (g * residual) * inverse if inside else g * clipped
-    shift = like(np.float32(0), x) if inside else (-g * scale) * factor
+    shift = like(np.float32(0), x) if inside else (-g * s) * factor
     return inside, slope * factor, shift

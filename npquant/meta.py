@@ -15,15 +15,47 @@ from npquant.dtypes import canonical
 
 
 class ArraySpec:
-    """The shape and the dtype of an array, without its data.
+    """Describe an array by its shape and dtype, without its data.
 
     Given in place of an array to any op, it makes the op return specs of what the real call would
-    return, with the same errors for wrong arguments. What only data can tell is not checked.
+    return, with the same errors for wrong arguments. Beside a spec, qparams may be real arrays, and
+    then their values are checked too; what only data can tell is not. Specs are equal if shape and
+    dtype are, and hashable.
 
     Parameters
     ----------
     shape : tuple of int
+        Lengths of the axes, none of them negative.
     dtype : dtype
+        Dtype of the elements, or what NumPy takes for one.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Lengths of the axes.
+    dtype : numpy.dtype
+        Dtype of the elements, in native byte order.
+    ndim : int
+        Number of axes.
+    size : int
+        Number of elements.
+
+    Raises
+    ------
+    TypeError
+        If `shape` is no sequence of integers, or `dtype` no dtype.
+    ValueError
+        If a length is negative.
+
+    See Also
+    --------
+    quantize_per_tensor : Quantize with one scale and one zero point.
+
+    Notes
+    -----
+    PyTorch has no such class, but tensors on the device ``meta``; for these many of the ops have no
+    kernel, or one that differs from the real one (departure D11; see docs/departures.md). Here the
+    op itself runs, and only its kernel is left out.
 
     Examples
     --------
@@ -32,6 +64,10 @@ class ArraySpec:
     >>> x = nq.ArraySpec((8, 3), np.float32)
     >>> nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
     ArraySpec((8, 3), int8)
+    >>> nq.quantize_per_tensor(x, -0.1, 0, -128, 127, np.int8)
+    Traceback (most recent call last):
+        ...
+    ValueError: scale must be positive and finite, got -0.1
     """
 
     __slots__ = ("dtype", "shape")

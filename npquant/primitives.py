@@ -71,6 +71,16 @@ def plus(t: Any, z: Any) -> Any:
     return t + (like(z, t) if isinstance(z, (int, np.integer)) else z)
 
 
+def code_of(v: Any, lo: Any, hi: Any, nan: Any) -> Any:
+    """`v` clamped to [lo, hi], a NaN as `nan`, in the type of these: truncated to an integer one.
+
+    -0.0 at a bound of 0 stays: float8 shows it.
+    """
+    if v != v:
+        return nan
+    return lo if v < lo else hi if v > hi else like(v, lo)
+
+
 def item(y: np.ndarray[Any, Any]) -> Any:
     """A value of the type of the elements of `y`."""
     return y.dtype.type(0)

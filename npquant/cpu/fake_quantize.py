@@ -10,10 +10,18 @@ from npquant import formulas as f
 from npquant.cpu.loops import Elementwise, flat_map
 from npquant.primitives import masked
 
-fake_quantize_per_tensor = Elementwise(f.affine, f.fake_quantize_per_tensor)
-fake_quantize_per_channel = Elementwise(f.affine, f.fake_quantize_per_channel)
-fake_quantize_float_zero_point = Elementwise(f.affine, f.fake_quantize_float_zero_point)
-fake_quantize_half_zero_point = Elementwise(f.affine, f.fake_quantize_half_zero_point)
+fake_quantize_per_tensor = Elementwise(
+    f.affine,
+    f.fake_quantize_per_tensor,
+    wide=Elementwise(f.affine_wide, f.fake_quantize_per_tensor_wide),
+)
+fake_quantize_per_channel = Elementwise(
+    f.affine,
+    f.fake_quantize_per_channel,
+    wide=Elementwise(f.affine_wide, f.fake_quantize_per_channel_wide),
+)
+fake_quantize_float_zero_point = Elementwise(f.affine_wide, f.fake_quantize_float_zero_point)
+fake_quantize_half_zero_point = Elementwise(f.affine_wide, f.fake_quantize_half_zero_point)
 fake_quantize_decomposed = Elementwise(f.affine_in_input, f.fake_quantize_decomposed)
 
 

@@ -6,10 +6,14 @@ from npquant import formulas as f
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.reduce import Gradients
 
-fake_quantize_learnable = Elementwise(f.learned, f.fake_quantize_per_channel)
+fake_quantize_learnable = Elementwise(
+    f.learned,
+    f.fake_quantize_per_channel,
+    wide=Elementwise(f.learned_wide, f.fake_quantize_per_channel_wide),
+)
 
 #: PyTorch's per-tensor and per-channel backward differ; the nearest ones agree with the forward.
-learnable_gradients_per_tensor = Gradients(f.learned_truncated, f.gradients_zero_first)
-learnable_gradients_per_channel = Gradients(f.learned, f.gradients_zero_first)
-learnable_gradients_per_tensor_nearest = Gradients(f.learned_per_tensor, f.gradients_zero_last)
-learnable_gradients_per_channel_nearest = Gradients(f.learned, f.gradients_zero_last)
+learnable_gradients_per_tensor = Gradients(f.slopes_truncated, f.gradients_zero_first)
+learnable_gradients_per_channel = Gradients(f.slopes_per_channel, f.gradients_zero_first)
+learnable_gradients_per_tensor_nearest = Gradients(f.slopes_per_tensor, f.gradients_zero_last)
+learnable_gradients_per_channel_nearest = Gradients(f.slopes_per_channel, f.gradients_zero_last)

@@ -26,7 +26,12 @@ SHORT, PERIOD = 16, 1 << 14
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
 
-_NUMBERS: dict[str, Any] = {"float32": types.float32, "float64": types.float64}
+_NUMBERS: dict[str, Any] = {
+    "int32": types.int32,
+    "float32": types.float32,
+    "float64": types.float64,
+    "wide": types.float64,
+}
 
 
 class Elementwise:
@@ -35,12 +40,19 @@ class Elementwise:
     Parameters
     ----------
     parameters : callable
-        ``parameters(x, scale, zero_point, lo, hi, y) -> (inverse, scale, zero_point)``.
+        ``parameters(x, scale, zero_point, lo, hi, nan, y) -> p``, once a channel.
     element : callable
-        ``element(x, inverse, scale, zero_point, lo, hi, nan) -> (value, inside)``.
+        ``element(x, p) -> (value, inside)``.
+    wide : Elementwise, optional
+        The same op for codes that its precision does not hold.
     """
 
-    def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        parameters: Callable[..., Any],
+        element: Callable[..., Any],
+        wide: Elementwise | None = None,
+    ) -> None:
         def runs(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
@@ -50,11 +62,11 @@ class Elementwise:
             c = row % channels
             while begin < end:
                 m = min(inner - skip, end - begin)
-                a, b, z = parameters(x, at(scale, c), at(zero_point, c), lo, hi, y)
+                p = parameters(x, at(scale, c), at(zero_point, c), lo, hi, nan, y)
                 # An unsigned index is not checked for wrap-around, so the loop is vectorised.
                 base = np.uintp(begin)
                 for k in range(np.uintp(m)):
-                    value, inside = element(x[base + k], a, b, z, lo, hi, nan)
+                    value, inside = element(x[base + k], p)
                     store(y, base + k, value)
                     store(mask, base + k, inside)
                 begin += m
@@ -71,14 +83,15 @@ class Elementwise:
                 base, channel = np.uintp(begin), np.uintp(c)
                 for k in range(np.uintp(m)):
                     s, z = scale[channel + k], zero_point[channel + k]
-                    a, b, z = parameters(x, s, z, lo, hi, y)
-                    value, inside = element(x[base + k], a, b, z, lo, hi, nan)
+                    p = parameters(x, s, z, lo, hi, nan, y)
+                    value, inside = element(x[base + k], p)
                     store(y, base + k, value)
                     store(mask, base + k, inside)
                 begin += m
                 c = 0
 
         name = f"{parameters.__name__}_{element.__name__}"
+        self._wide = wide
         self._runs = Kernel(runs, f"{name}_runs", _signature)
         self._periods = Kernel(periods, f"{name}_periods", _signature)
 
@@ -89,17 +102,20 @@ class Elementwise:
         scale: Any,
         zero_point: Any,
         constants: tuple[Any, Any, Any],
-        precision: tuple[str, str],
+        precision: tuple[str, str, str],
         y: Array,
         mask: Array | None = None,
     ) -> None:
         """Run over `x`.
 
         `scale` and `zero_point` are numbers, or arrays of one a channel. `constants` are lo, hi
-        and what a NaN becomes. `precision` names the types of a scale, and of the constants and a
-        zero point, where they are numbers.
+        and what a NaN becomes. `precision` names the types of a scale and of a zero point that
+        are numbers, and of the constants; "wide" of the latter is for codes too large for it.
         """
         n = x.size
+        if precision[2] == "wide" and self._wide is not None:
+            self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
+            return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
             if x.ndim != 1:
@@ -115,7 +131,8 @@ class Elementwise:
 
     def _flat(
         self, channels: int, inner: int, first: int, x: Array, scale: Any, zero_point: Any,
-        constants: tuple[Any, Any, Any], precision: tuple[str, str], y: Array, mask: Array | None,
+        constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
+        mask: Array | None,
     ) -> None:  # fmt: skip
         n = x.size
         if n == 0:
@@ -130,19 +147,17 @@ class Elementwise:
                     scale = np.tile(np.repeat(scale, inner), repeats)
                     zero_point = np.tile(np.repeat(zero_point, inner), repeats)
                     channels = scale.size
-            types_ = (scale.dtype, zero_point.dtype, precision[1])
+            types_ = (scale.dtype, zero_point.dtype, precision[2])
         lo, hi, nan = constants
         args = (first, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
         kernel(n, n, args, (x.dtype, y.dtype, types_, mask is None))
 
 
-def _signature(x: Any, y: Any, qparams: tuple[Any, ...], unmasked: bool) -> Types:
-    """The types of a kernel: `qparams` are names of numbers, or dtypes of arrays and a name."""
-    code = _NUMBERS[qparams[-1]]
-    if len(qparams) == 2:
-        scale, zero_point = _NUMBERS[qparams[0]], code
-    else:
-        scale, zero_point = array_type(qparams[0]), array_type(qparams[1])
+def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
+    """The types of a kernel: `qparams` are those of the scale, the zero point, the constants."""
+    scale, zero_point, code = (
+        _NUMBERS[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
+    )
     mask = types.none if unmasked else array_type(np.dtype(np.bool_))
     return (
         types.intp, types.intp, types.intp, array_type(x), scale, zero_point,

@@ -153,9 +153,10 @@ class Gradients:
     Parameters
     ----------
     parameters : callable
-        ``parameters(x, scale, zero_point, lo, hi, y) -> (inverse, scale, zero_point)``.
+        ``parameters(x, scale, zero_point, lo, hi, factor, y) -> p``, once a channel; it begins
+        with the inverse, the scale and the zero point, and all else is the same everywhere.
     element : callable
-        ``element(g, x, inverse, scale, zero_point, lo, hi, factor) -> (inside, slope, shift)``.
+        ``element(g, x, p) -> (inside, slope, shift)``.
     """
 
     def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
@@ -172,7 +173,7 @@ class Gradients:
             for task in range(begin, end):
                 c = task // tiles
                 tile = task - c * tiles
-                a, s, z = parameters(x, at(scale, c), at(zero_point, c), lo, hi, y)
+                p = parameters(x, at(scale, c), at(zero_point, c), lo, hi, factor, y)
                 slope[:] = 0
                 shift[:] = 0
                 left = min(count - tile * TILE, TILE)
@@ -185,7 +186,7 @@ class Gradients:
                     at_term = np.uintp(filled)
                     for k in range(np.uintp(m)):
                         v = g[base + k]
-                        inside, u, w = element(v, x[base + k], a, s, z, lo, hi, factor)
+                        inside, u, w = element(v, x[base + k], p)
                         store(y, base + k, masked(v, inside))
                         us[at_term + k] = u
                         ws[at_term + k] = w
@@ -216,12 +217,13 @@ class Gradients:
                 tile = task // blocks
                 c = (task - tile * blocks) * BLOCK
                 width = min(BLOCK, channels - c)
-                a, s, z = parameters(x, scale[c], zero_point[c], lo, hi, y)
-                inverses, scales, zeros = np.full(width, a), np.full(width, s), np.full(width, z)
+                p = parameters(x, scale[c], zero_point[c], lo, hi, factor, y)
+                inverses, scales, zeros = (
+                    np.full(width, p[0]), np.full(width, p[1]), np.full(width, p[2]),
+                )  # fmt: skip
                 for k in range(1, width):
-                    inverses[k], scales[k], zeros[k] = parameters(
-                        x, scale[c + k], zero_point[c + k], lo, hi, y
-                    )
+                    p = parameters(x, scale[c + k], zero_point[c + k], lo, hi, factor, y)
+                    inverses[k], scales[k], zeros[k] = p[0], p[1], p[2]
                 slope[: LANES * width] = 0
                 shift[: LANES * width] = 0
                 start = tile * TILE
@@ -230,9 +232,8 @@ class Gradients:
                     base = np.uintp(row * channels + c)
                     for k in range(np.uintp(width)):
                         v = g[base + k]
-                        inside, u, w = element(
-                            v, x[base + k], inverses[k], scales[k], zeros[k], lo, hi, factor
-                        )
+                        p = inverses[k], scales[k], zeros[k], lo, hi, factor
+                        inside, u, w = element(v, x[base + k], p)
                         store(y, base + k, masked(v, inside))
                         slope[lane + k] += u
                         shift[lane + k] += w
@@ -272,7 +273,10 @@ class Gradients:
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
     data, sums = array_type(x), types.Array(types.float64, 2, "A")
-    bound, number = TYPES[np.dtype(code)], types.float64 if x == np.float64 else types.float32
+    bound, number = (
+        types.float32 if code == "float32" else types.float64,
+        types.float64 if x == np.float64 else types.float32,
+    )
     return (
         types.intp, types.intp, types.intp, data, data, array_type(scale), array_type(zero_point),
         bound, bound, number, data, sums, sums,

@@ -125,9 +125,15 @@ def _bfloat16_to_float32(v: Any) -> Any:
 
 @register_jitable
 def _float32_to_bfloat16(v: Any) -> Any:
+    """Of a NaN that arithmetic made; one whose payload carries over needs `_any_to_bfloat16`."""
     u = _as_uint32(v)
     u = np.uint32(u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1)))
-    return _as_bfloat16(np.uint32((u if v == v else np.uint32(0x7FC00000)) >> np.uint32(16)))
+    return _as_bfloat16(np.uint32(u >> np.uint32(16)))
+
+
+@register_jitable
+def _any_to_bfloat16(v: Any) -> Any:
+    return _float32_to_bfloat16(v if v == v else np.float32(np.nan))
 
 
 @register_jitable
@@ -219,6 +225,8 @@ def _like(v, other):
         return lambda v, other: v
     if isinstance(other, Storage):
         narrow = register_jitable(_FROM_FLOAT32[other])
+        if other == BFLOAT16:
+            narrow = _any_to_bfloat16
         return lambda v, other: narrow(np.float32(p.widen(v)))
     cast = {types.float32: np.float32, types.float64: np.float64}[other]
     if isinstance(v, types.Integer):
@@ -265,6 +273,28 @@ def _plus(t, z):
     return lambda t, z: t + z
 
 
+@overload(p.code_of)
+def _code_of(v, lo, hi, nan):
+    if isinstance(lo, types.Integer):
+        limit = np.float32(2.0**31)
+
+        def code_of(v, lo, hi, nan):
+            # To the ends of int32 first: they are no float32, and clamping integers is exact.
+            end = np.int32(2**31 - 1) if v > 0 else np.int32(-(2**31))
+            i = np.int32(v) if abs(v) < limit else end
+            i = max(min(i, hi), lo)
+            return i if v == v else nan
+
+    else:
+
+        def code_of(v, lo, hi, nan):
+            u = lo if v < lo else v
+            u = hi if u > hi else u
+            return u if v == v else nan
+
+    return code_of
+
+
 @intrinsic
 def _zero(context: Any, y: types.Type) -> Any:
     """A zero of the element type of `y`, without touching its memory."""
@@ -294,7 +324,7 @@ def _store(y, i, v):
     elif isinstance(kind, types.Integer) and kind in NARROW:
         # By way of int32: the conversion that processors have.
         def store(y, i, v):
-            y[i] = np.int32(p.widen(v))
+            y[i] = np.int32(v)
 
     elif isinstance(kind, types.Integer):
 

@@ -15,7 +15,59 @@ _COMPLEX = frozenset({np.dtype(np.complex64), np.dtype(np.complex128)})
 
 
 def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) -> Array:
-    """Convert to another dtype, with PyTorch's rules for what does not fit."""
+    """Convert to another dtype, with PyTorch's rules for what does not fit.
+
+    Floats become floats by rounding to nearest, ties to even; float64 reaches two-byte floats by
+    way of float32. Too large a value becomes infinite, but in float8_e4m3fn the bound 448 of its
+    sign, also for an infinity; a NaN stays NaN. Floats become integers by truncation and then wrap,
+    as integers do; a NaN becomes 0. Of a complex number the real part is taken, and bool is whether
+    it is not 0.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape: float16, bfloat16, float32 or float64, float8_e4m3fn, float8_e5m2,
+        integers, bool, complex64 or complex128.
+    dtype : dtype
+        Dtype of the result: float16, bfloat16, float32 or float64, float8_e4m3fn, float8_e5m2, an
+        integer dtype up to 64 bits but uint64, or bool.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape of `input` and the dtype `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `out` does not fit.
+
+    See Also
+    --------
+    quantize_per_tensor : Quantize with one scale and one zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.convert_element_type.no_fuse`` of PyTorch 2.13.
+    The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D10; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([300, -1.5, np.nan], np.float32)
+    >>> nq.convert_element_type(x, np.int8)
+    array([44, -1,  0], dtype=int8)
+    >>> nq.convert_element_type(x, np.float16)
+    array([300. ,  -1.5,   nan], dtype=float16)
+    """
     x = checks.array(input, "input")
     if x.dtype not in _CONVERTIBLE | _COMPLEX:
         raise TypeError(

@@ -23,14 +23,151 @@ def fake_quantize_per_tensor_affine(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Round to the grid of one scale and zero point, and clamp to its range."""
+    """Round to the grid of one scale and zero point, and clamp to its range.
+
+    Every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Scale, reciprocal and the last product are float32, whatever the input; the code is computed in
+    float32, or in float64 for float64 input. Ties round to even, before the zero point is added. A
+    NaN becomes `quant_min`, an infinity the bound of its sign.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array of one element
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite in float32.
+    zero_point : int or array of one element
+        Code that stands for 0.0, between `quant_min` and `quant_max`. A fractional one, in an
+        array, is truncated.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, the zero point is not between the bounds,
+        the bounds are in the wrong order or beyond int64, or `out` does not fit.
+
+    See Also
+    --------
+    fake_quantize_per_tensor_affine_cachemask :
+        Fake quantize per tensor, and tell which values were inside the range.
+    fake_quantize_learnable_per_tensor_affine : Fake quantize with one learned scale and zero point.
+    quantize_per_tensor : Quantize with one scale and one zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fake_quantize_per_tensor_affine`` of PyTorch 2.13. The formula
+    is that of ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
+
+    The affine scheme is that of [1]_.
+
+    Departures from PyTorch: D10, D13; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+       Integer-Arithmetic-Only Inference", CVPR 2018, arXiv:1712.05877.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-9, -0.5, 0.5, 1.5, 9, np.nan], np.float32)
+    >>> nq.fake_quantize_per_tensor_affine(x, 1.0, 0, -8, 7)
+    array([-8.,  0.,  0.,  2.,  7., -8.], dtype=float32)
+    >>> nq.fake_quantize_per_tensor_affine(x, 1.0, 1, -8, 7)
+    array([-9.,  0.,  0.,  2.,  6., -9.], dtype=float32)
+    """
     return _per_tensor(input, scale, zero_point, quant_min, quant_max, out)
 
 
 def fake_quantize_per_tensor_affine_cachemask(
     input: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """As `fake_quantize_per_tensor_affine`, with a mask of what was inside the range."""
+    """Fake quantize per tensor, and tell which values were inside the range.
+
+    Every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Scale, reciprocal and the last product are float32, whatever the input; the code is computed in
+    float32, or in float64 for float64 input. Ties round to even, before the zero point is added. A
+    NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where the code lay
+    between the bounds before it was clamped; it is false for NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array of one element
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite in float32.
+    zero_point : int or array of one element
+        Code that stands for 0.0, between `quant_min` and `quant_max`. A fractional one, in an
+        array, is truncated.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+
+    Returns
+    -------
+    output : ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+    mask : ndarray or ArraySpec
+        Bool, of the shape of `input`: true where the code lay between the bounds unclamped.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, the zero point is not between the bounds,
+        or the bounds are in the wrong order or beyond int64.
+
+    See Also
+    --------
+    fake_quantize_per_tensor_affine :
+        Round to the grid of one scale and zero point, and clamp to its range.
+    fake_quantize_per_tensor_affine_cachemask_backward :
+        Compute the input's gradient of `fake_quantize_per_tensor_affine_cachemask`.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fake_quantize_per_tensor_affine_cachemask`` of PyTorch 2.13. The
+    formula is that of ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
+
+    The mask compares in float32, or in float64 for float64 input: a bound beyond 2**24 is rounded
+    there.
+
+    Departures from PyTorch: D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-9, -0.5, 1.5, np.nan], np.float32)
+    >>> output, mask = nq.fake_quantize_per_tensor_affine_cachemask(x, 1.0, 0, -8, 7)
+    >>> output
+    array([-8.,  0.,  2., -8.], dtype=float32)
+    >>> mask
+    array([False,  True,  True, False])
+    """
     mask = checks.output(None, checks.floats(input), _BOOL)
     return _per_tensor(input, scale, zero_point, quant_min, quant_max, None, mask), mask
 
@@ -43,7 +180,79 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     quant_min: int,
     quant_max: int,
 ) -> tuple[Array, Array]:
-    """As `fake_quantize_per_tensor_affine_cachemask`, with qparams in arrays, and a switch."""
+    """Fake quantize per tensor with qparams in arrays, if a switch is on.
+
+    Every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Scale, reciprocal and the last product are float32, whatever the input; the code is computed in
+    float32, or in float64 for float64 input. Ties round to even, before the zero point is added. A
+    NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where the code lay
+    between the bounds before it was clamped; it is false for NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array of one element
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite in float32.
+    zero_point : int or array of one element
+        Code that stands for 0.0, truncated to an int32. It may lie beyond `quant_min` and
+        `quant_max`.
+    fake_quant_enabled : number, bool or array of one element
+        Whether to quantize at all, truncated to an integer. Where it is 0 the output is a copy of
+        `input` and the mask is true.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+
+    Returns
+    -------
+    output : ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+    mask : ndarray or ArraySpec
+        Bool, of the shape of `input`: true where the code lay between the bounds unclamped.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, the zero point does not fit int32, the
+        switch is not finite, the bounds are in the wrong order or beyond int64, or an array does
+        not have one element.
+
+    See Also
+    --------
+    fake_quantize_per_tensor_affine_cachemask :
+        Fake quantize per tensor, and tell which values were inside the range.
+    fused_moving_avg_obs_fake_quant :
+        Update a moving range, choose qparams from it, and fake quantize with them.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams`` of
+    PyTorch 2.13. The formula is that of
+    ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
+
+    The zero point is truncated and not held against the bounds, as in PyTorch.
+
+    Departures from PyTorch: D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-9, -0.6, 1.4], np.float32)
+    >>> scale, zero_point = np.array([1.0], np.float32), np.array([0], np.int32)
+    >>> op = nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    >>> op(x, scale, zero_point, np.array([1]), -8, 7)
+    (array([-8., -1.,  1.], dtype=float32), array([False,  True,  True]))
+    >>> op(x, scale, zero_point, np.array([0]), -8, 7)
+    (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
+    """
     x = checks.floats(input)
     lo, hi = checks.bounds(quant_min, quant_max)
     s = checks.scale_float32(scale)
@@ -60,7 +269,65 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
 def fake_quantize_per_tensor_affine_cachemask_backward(
     grad: Array, mask: Array, *, out: Array | None = None
 ) -> Array:
-    """The gradient of the input: that of the output where the mask is true."""
+    """Compute the input's gradient of `fake_quantize_per_tensor_affine_cachemask`.
+
+    The gradient passes straight through rounding, and not at all through the clamp::
+
+        grad_input = grad where mask, else 0
+
+    Where the mask is false the result is a zero with the sign of the gradient, so also for NaN and
+    infinite gradients.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output: floats or integers of any shape.
+    mask : ndarray or ArraySpec
+        Mask that the forward returned: bool, of the shape of `grad`, but for axes of length 1.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Gradient of the input, of the shape and the dtype of `grad`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `mask` has another shape than `grad`, or `out` does not fit.
+
+    See Also
+    --------
+    fake_quantize_per_tensor_affine_cachemask :
+        Fake quantize per tensor, and tell which values were inside the range.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fake_quantize_per_tensor_affine_cachemask_backward`` of PyTorch
+    2.13.
+
+    The straight-through estimator [1]_; PyTorch multiplies `grad` by `mask` instead of selecting.
+
+    Departures from PyTorch: D5, D10; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] Y. Bengio, N. Léonard and A. Courville, "Estimating or Propagating Gradients Through
+       Stochastic Neurons for Conditional Computation", 2013, arXiv:1308.3432.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> grad = np.array([2, np.nan, -3], np.float32)
+    >>> mask = np.array([True, False, False])
+    >>> nq.fake_quantize_per_tensor_affine_cachemask_backward(grad, mask)
+    array([ 2.,  0., -0.], dtype=float32)
+    """
     return _masked(grad, mask, out)
 
 
@@ -74,14 +341,164 @@ def fake_quantize_per_channel_affine(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Round to the grid of a scale and a zero point for each index of one axis."""
+    """Round to the grid of a scale and a zero point for each index of one axis.
+
+    With the scale and the zero point of its channel, every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    A floating zero point is not rounded, and is added before rounding::
+
+        q = clamp(rint(input * (1 / scale) + zero_point), quant_min, quant_max)
+
+    There product and sum are rounded once (an fma), but each for float16 zero points, and a float64
+    sum once more to float32. Scale and reciprocal are float32; the code is computed in float32, or
+    in float64 for float64 input; the last product is rounded once to the dtype of `input`. Ties
+    round to even. A NaN becomes `quant_min`, an infinity the bound of its sign.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite in float32.
+    zero_point : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. Integers between
+        `quant_min` and `quant_max`, or finite floats of any size.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, an integer zero point is not between the
+        bounds, a floating one is not finite, the bounds are in the wrong order or beyond int64,
+        `input` has no such axis, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_per_channel_affine_cachemask :
+        Fake quantize per channel, and tell which values were inside the range.
+    fake_quant_per_channel : Round to a grid for each index of one axis, and keep NaN.
+    fake_quantize_learnable_per_channel_affine :
+        Fake quantize with a learned scale and zero point for each index of one axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fake_quantize_per_channel_affine`` of PyTorch 2.13. The formula
+    is that of ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
+
+    Departures from PyTorch: D1, D8, D9, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, 1.5, 9], [0.5, 1.5, 9]], np.float32)
+    >>> scale = np.array([1.0, 0.5], np.float32)
+    >>> nq.fake_quantize_per_channel_affine(x, scale, [1, 0], 0, -8, 7)
+    array([[0. , 2. , 6. ],
+           [0.5, 1.5, 3.5]], dtype=float32)
+    >>> nq.fake_quantize_per_channel_affine(x, scale, [1.0, 0.25], 0, -8, 7)
+    array([[1.   , 1.   , 6.   ],
+           [0.375, 1.375, 3.375]], dtype=float32)
+    """
     return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, out)
 
 
 def fake_quantize_per_channel_affine_cachemask(
     input: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """As `fake_quantize_per_channel_affine`, with a mask of what was inside the range."""
+    """Fake quantize per channel, and tell which values were inside the range.
+
+    With the scale and the zero point of its channel, every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    A floating zero point is not rounded, and is added before rounding::
+
+        q = clamp(rint(input * (1 / scale) + zero_point), quant_min, quant_max)
+
+    There product and sum are rounded once (an fma), but each for float16 zero points, and a float64
+    sum once more to float32. Scale and reciprocal are float32; the code is computed in float32, or
+    in float64 for float64 input; the last product is rounded once to the dtype of `input`. Ties
+    round to even. A NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where
+    the code lay between the bounds before it was clamped; it is false for NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite in float32.
+    zero_point : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. Integers between
+        `quant_min` and `quant_max`, or finite floats of any size.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+
+    Returns
+    -------
+    output : ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+    mask : ndarray or ArraySpec
+        Bool, of the shape of `input`: true where the code lay between the bounds unclamped.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, an integer zero point is not between the
+        bounds, a floating one is not finite, the bounds are in the wrong order or beyond int64,
+        `input` has no such axis, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_per_channel_affine :
+        Round to the grid of a scale and a zero point for each index of one axis.
+    fake_quantize_per_channel_affine_cachemask_backward :
+        Compute the input's gradient of `fake_quantize_per_channel_affine_cachemask`.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fake_quantize_per_channel_affine_cachemask`` of PyTorch 2.13.
+    The formula is that of ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
+
+    Departures from PyTorch: D1, D8, D9, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, 1.5, 9], [0.5, 1.5, 9]], np.float32)
+    >>> scale = np.array([1.0, 0.5], np.float32)
+    >>> output, mask = nq.fake_quantize_per_channel_affine_cachemask(x, scale, [1, 0], 0, -8, 7)
+    >>> output
+    array([[0. , 2. , 6. ],
+           [0.5, 1.5, 3.5]], dtype=float32)
+    >>> mask
+    array([[ True,  True, False],
+           [ True,  True, False]])
+    """
     mask = checks.output(None, checks.floats(input), _BOOL)
     return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, None, mask), mask
 
@@ -89,7 +506,65 @@ def fake_quantize_per_channel_affine_cachemask(
 def fake_quantize_per_channel_affine_cachemask_backward(
     grad: Array, mask: Array, *, out: Array | None = None
 ) -> Array:
-    """The gradient of the input: that of the output where the mask is true."""
+    """Compute the input's gradient of `fake_quantize_per_channel_affine_cachemask`.
+
+    The gradient passes straight through rounding, and not at all through the clamp::
+
+        grad_input = grad where mask, else 0
+
+    Where the mask is false the result is a zero with the sign of the gradient, so also for NaN and
+    infinite gradients.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output: floats or integers of any shape.
+    mask : ndarray or ArraySpec
+        Mask that the forward returned: bool, of the shape of `grad`, but for axes of length 1.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Gradient of the input, of the shape and the dtype of `grad`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `mask` has another shape than `grad`, or `out` does not fit.
+
+    See Also
+    --------
+    fake_quantize_per_channel_affine_cachemask :
+        Fake quantize per channel, and tell which values were inside the range.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fake_quantize_per_channel_affine_cachemask_backward`` of PyTorch
+    2.13.
+
+    The straight-through estimator [1]_; PyTorch multiplies `grad` by `mask` instead of selecting.
+
+    Departures from PyTorch: D5, D10; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] Y. Bengio, N. Léonard and A. Courville, "Estimating or Propagating Gradients Through
+       Stochastic Neurons for Conditional Computation", 2013, arXiv:1308.3432.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> grad = np.array([2, np.nan, -3], np.float32)
+    >>> mask = np.array([True, False, False])
+    >>> nq.fake_quantize_per_channel_affine_cachemask_backward(grad, mask)
+    array([ 2.,  0., -0.], dtype=float32)
+    """
     return _masked(grad, mask, out)
 
 
@@ -103,20 +578,217 @@ def fake_quant_per_channel(
     *,
     out: Array | None = None,
 ) -> Array:
-    """quantized_decomposed's fake quantize per channel: a NaN stays NaN."""
+    """Round to a grid for each index of one axis, and keep NaN.
+
+    With the scale and the zero point of its channel, every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Every step is in float32, or in float64 for float64 input. Ties round to even, before the zero
+    point is added. A NaN stays NaN, an infinity becomes the bound of its sign.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scales : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite in float32.
+    zero_points : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. Truncated to int32; they
+        may lie beyond `quant_min` and `quant_max`.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point does not fit int32, the
+        bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape does not
+        fit.
+
+    See Also
+    --------
+    fake_quant_per_channel_cachemask :
+        Fake quantize per channel, keep NaN, and tell which values were inside the range.
+    fake_quantize_per_channel_affine :
+        Round to the grid of a scale and a zero point for each index of one axis.
+    quantize_per_channel : Quantize with a scale and a zero point for each index of one axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.fake_quant_per_channel`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    PyTorch takes float32 input alone.
+
+    Departures from PyTorch: D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, np.nan], [1.3, 9]], np.float32)
+    >>> scales = np.array([1.0, 0.5], np.float32)
+    >>> nq.fake_quant_per_channel(x, scales, [0, 0], 0, -8, 7)
+    array([[0. , nan],
+           [1.5, 3.5]], dtype=float32)
+    """
     return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, out)
 
 
 def fake_quant_per_channel_cachemask(
     input: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """As `fake_quant_per_channel`, with a mask of what was inside the range."""
+    """Fake quantize per channel, keep NaN, and tell which values were inside the range.
+
+    With the scale and the zero point of its channel, every value goes to its code and back::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Every step is in float32, or in float64 for float64 input. Ties round to even, before the zero
+    point is added. A NaN stays NaN, an infinity becomes the bound of its sign. The mask says where
+    the code lay between the bounds before it was clamped; it is false for NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scales : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite in float32.
+    zero_points : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. Truncated to int32; they
+        may lie beyond `quant_min` and `quant_max`.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+
+    Returns
+    -------
+    output : ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+    mask : ndarray or ArraySpec
+        Bool, of the shape of `input`: true where the code lay between the bounds unclamped.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point does not fit int32, the
+        bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape does not
+        fit.
+
+    See Also
+    --------
+    fake_quant_per_channel : Round to a grid for each index of one axis, and keep NaN.
+    fake_quant_per_channel_backward :
+        Compute the input's gradient of `fake_quant_per_channel_cachemask`.
+
+    Notes
+    -----
+    Corresponds to the forward of ``torch.ops.quantized_decomposed.fake_quant_per_channel`` of
+    PyTorch 2.13 with the mask that it saves for its backward. The formula is that of
+    ``torch/ao/quantization/fx/_decomposed.py``.
+
+    PyTorch takes float32 input alone.
+
+    Departures from PyTorch: D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, np.nan], [1.3, 9]], np.float32)
+    >>> scales = np.array([1.0, 0.5], np.float32)
+    >>> output, mask = nq.fake_quant_per_channel_cachemask(x, scales, [0, 0], 0, -8, 7)
+    >>> output
+    array([[0. , nan],
+           [1.5, 3.5]], dtype=float32)
+    >>> mask
+    array([[ True, False],
+           [ True, False]])
+    """
     mask = checks.output(None, checks.floats(input), _BOOL)
     return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, None, mask), mask
 
 
 def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | None = None) -> Array:
-    """The gradient of the input: that of the output where the mask is true."""
+    """Compute the input's gradient of `fake_quant_per_channel_cachemask`.
+
+    The gradient passes straight through rounding, and not at all through the clamp::
+
+        grad_input = grad where mask, else 0
+
+    Where the mask is false the result is a zero with the sign of the gradient, so also for NaN and
+    infinite gradients.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output: floats or integers of any shape.
+    mask : ndarray or ArraySpec
+        Mask that the forward returned: bool, of the shape of `grad`, but for axes of length 1.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Gradient of the input, of the shape and the dtype of `grad`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `mask` has another shape than `grad`, or `out` does not fit.
+
+    See Also
+    --------
+    fake_quant_per_channel_cachemask :
+        Fake quantize per channel, keep NaN, and tell which values were inside the range.
+
+    Notes
+    -----
+    Corresponds to the backward of ``torch.ops.quantized_decomposed.fake_quant_per_channel`` of
+    PyTorch 2.13, which has no name of its own.
+
+    The straight-through estimator [1]_; PyTorch multiplies `grad` by `mask` instead of selecting.
+
+    Departures from PyTorch: D5, D10; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] Y. Bengio, N. Léonard and A. Courville, "Estimating or Propagating Gradients Through
+       Stochastic Neurons for Conditional Computation", 2013, arXiv:1308.3432.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> grad = np.array([2, np.nan, -3], np.float32)
+    >>> mask = np.array([True, False, False])
+    >>> nq.fake_quant_per_channel_backward(grad, mask)
+    array([ 2.,  0., -0.], dtype=float32)
+    """
     return _masked(grad, mask, out)
 
 
@@ -140,7 +812,7 @@ def run_per_tensor(
     """The kernel of one scale, on checked arguments."""
     code = checks.precision(x.dtype, lo, hi, z)
     backend.of(x).fake_quantize_per_tensor(
-        layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code), y, mask
+        layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
     )
     return y
 
@@ -167,7 +839,7 @@ def _per_channel(
         checks.in_range(z, "zero_point", lo, hi, f"within {lo}..{hi}")
         z = checks.int32s(z, "zero_point")
     y = checks.output(out, x, x.dtype)
-    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code), y, mask)
+    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
 
 
@@ -188,7 +860,7 @@ def _decomposed(
     y = checks.output(out, x, x.dtype)
     code = dtypes.compute(x.dtype).name
     backend.of(x).fake_quantize_decomposed(
-        layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code), y, mask
+        layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
     )
     return y
 

@@ -33,7 +33,98 @@ def fused_moving_avg_obs_fake_quant(
     per_row_fake_quant: bool = False,
     symmetric_quant: bool = False,
 ) -> Array:
-    """Update a moving range, choose qparams from it, and fake quantize with them."""
+    """Update a moving range, choose qparams from it, and fake quantize with them.
+
+    Where the observer is on, the moving range takes in that of `input`, each step in float32::
+
+        running = running + averaging_const * (seen - running)
+
+    or becomes it, where it is infinite. Where quantizing is on, `scale` and `zero_point` are chosen
+    from the moving range with 0 included, in float64 with float32 results: scales below 6.1e-5
+    become that, a range of no width has the scale 0.1, and of the two ends the one with the smaller
+    error fixes the zero point, but in a symmetric range that is the middle of the codes. Then
+    `input` is fake quantized, as by `fake_quantize_per_tensor_affine` or per row by
+    `fake_quantize_per_channel_affine`. A NaN in `input` stays in the range for good and makes the
+    output NaN, all of it or its row. An empty `input` changes nothing.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    observer_on : number, bool or array of one element
+        Whether to update the moving range, truncated to an integer.
+    fake_quant_on : number, bool or array of one element
+        Whether to choose qparams and quantize, truncated to an integer. Where it is 0 the output is
+        a copy of `input` and the mask is true.
+    running_min : ndarray or ArraySpec
+        Moving minima, float32, updated in place; shape (C,) per row, else (1,) or ().
+    running_max : ndarray or ArraySpec
+        Moving maxima, float32, updated in place; shape (C,) per row, else (1,) or ().
+    scale : ndarray or ArraySpec
+        Scales, float32, overwritten in place; shape (C,) per row, else (1,) or ().
+    zero_point : ndarray or ArraySpec
+        Zero points, overwritten in place; int32 of shape (C,) per row, else int32, int64 or float32
+        of shape (1,) or ().
+    averaging_const : float or array of one element
+        Weight of the new range in the moving one; finite.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included and int32, with ``quant_min < quant_max``.
+    ch_axis : int
+        Axis of the channels; a negative one counts from the back. Only used per row.
+    per_row_fake_quant : bool or number, default False
+        Whether each of the C indices of `ch_axis` has its own range, scale and zero point.
+    symmetric_quant : bool or number, default False
+        Whether a range on both sides of zero is widened to a symmetric one.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If the bounds are equal, in the wrong order or beyond int32, `averaging_const` or a switch
+        is not finite, `input` has no such axis, or an array that is updated has the wrong shape or
+        is read-only.
+
+    See Also
+    --------
+    fused_moving_avg_obs_fake_quant_cachemask :
+        Update a moving range and fake quantize with it, and tell what was inside the range.
+    fake_quantize_per_tensor_affine :
+        Round to the grid of one scale and zero point, and clamp to its range.
+    determine_qparams : Choose scales and zero points from minima and maxima.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten.fused_moving_avg_obs_fake_quant`` of PyTorch 2.13. The formula
+    is that of ``aten/src/ATen/native/quantized/cpu/fused_obs_fake_quant.cpp``.
+
+    Scale and zero point are those of FBGEMM's ``ChooseQuantizationParams``, and so not those of
+    `determine_qparams`: symmetric scales divide by 127, not 127.5, for int8. PyTorch observes
+    float32 input alone.
+
+    Departures from PyTorch: D1, D8, D10; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-1.3, 0.2, 2.7], np.float32)
+    >>> low, high = np.array([np.inf], np.float32), np.array([-np.inf], np.float32)
+    >>> scale, zero_point = np.ones(1, np.float32), np.zeros(1, np.int32)
+    >>> nq.fused_moving_avg_obs_fake_quant(
+    ...     x, 1, 1, low, high, scale, zero_point, 0.01, 0, 255, 0
+    ... )
+    array([-1.3019608 ,  0.20392159,  2.6980393 ], dtype=float32)
+    >>> low, high
+    (array([-1.3], dtype=float32), array([2.7], dtype=float32))
+    >>> scale, zero_point
+    (array([0.01568628], dtype=float32), array([83], dtype=int32))
+    """
     return fused_moving_avg_obs_fake_quant_cachemask(
         input, observer_on, fake_quant_on, running_min, running_max, scale, zero_point,
         averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant, symmetric_quant,
@@ -55,7 +146,99 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     per_row_fake_quant: bool = False,
     symmetric_quant: bool = False,
 ) -> tuple[Array, Array]:
-    """As `fused_moving_avg_obs_fake_quant`, with a mask of what was inside the range."""
+    """Update a moving range and fake quantize with it, and tell what was inside the range.
+
+    Where the observer is on, the moving range takes in that of `input`, each step in float32::
+
+        running = running + averaging_const * (seen - running)
+
+    or becomes it, where it is infinite. Where quantizing is on, `scale` and `zero_point` are chosen
+    from the moving range with 0 included, in float64 with float32 results: scales below 6.1e-5
+    become that, a range of no width has the scale 0.1, and of the two ends the one with the smaller
+    error fixes the zero point, but in a symmetric range that is the middle of the codes. Then
+    `input` is fake quantized, as by `fake_quantize_per_tensor_affine` or per row by
+    `fake_quantize_per_channel_affine`. A NaN in `input` stays in the range for good and makes the
+    output NaN, all of it or its row. An empty `input` changes nothing. The mask says where the code
+    lay between the bounds before it was clamped.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    observer_on : number, bool or array of one element
+        Whether to update the moving range, truncated to an integer.
+    fake_quant_on : number, bool or array of one element
+        Whether to choose qparams and quantize, truncated to an integer. Where it is 0 the output is
+        a copy of `input` and the mask is true.
+    running_min : ndarray or ArraySpec
+        Moving minima, float32, updated in place; shape (C,) per row, else (1,) or ().
+    running_max : ndarray or ArraySpec
+        Moving maxima, float32, updated in place; shape (C,) per row, else (1,) or ().
+    scale : ndarray or ArraySpec
+        Scales, float32, overwritten in place; shape (C,) per row, else (1,) or ().
+    zero_point : ndarray or ArraySpec
+        Zero points, overwritten in place; int32 of shape (C,) per row, else int32, int64 or float32
+        of shape (1,) or ().
+    averaging_const : float or array of one element
+        Weight of the new range in the moving one; finite.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included and int32, with ``quant_min < quant_max``.
+    ch_axis : int
+        Axis of the channels; a negative one counts from the back. Only used per row.
+    per_row_fake_quant : bool or number, default False
+        Whether each of the C indices of `ch_axis` has its own range, scale and zero point.
+    symmetric_quant : bool or number, default False
+        Whether a range on both sides of zero is widened to a symmetric one.
+
+    Returns
+    -------
+    output : ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+    mask : ndarray or ArraySpec
+        Bool, of the shape of `input`: true where the code lay between the bounds unclamped.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If the bounds are equal, in the wrong order or beyond int32, `averaging_const` or a switch
+        is not finite, `input` has no such axis, or an array that is updated has the wrong shape or
+        is read-only.
+
+    See Also
+    --------
+    fused_moving_avg_obs_fake_quant :
+        Update a moving range, choose qparams from it, and fake quantize with them.
+    fake_quantize_per_tensor_affine_cachemask_backward :
+        Compute the input's gradient of `fake_quantize_per_tensor_affine_cachemask`.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten._fused_moving_avg_obs_fq_helper`` of PyTorch 2.13. The formula
+    is that of ``aten/src/ATen/native/quantized/cpu/fused_obs_fake_quant.cpp``.
+
+    Scale and zero point are those of FBGEMM's ``ChooseQuantizationParams``, and so not those of
+    `determine_qparams`: symmetric scales divide by 127, not 127.5, for int8. PyTorch observes
+    float32 input alone.
+
+    Departures from PyTorch: D1, D8, D10; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-1.3, 0.2, 2.7], np.float32)
+    >>> low, high = np.array([np.inf], np.float32), np.array([-np.inf], np.float32)
+    >>> scale, zero_point = np.ones(1, np.float32), np.zeros(1, np.int32)
+    >>> output, mask = nq.fused_moving_avg_obs_fake_quant_cachemask(
+    ...     x, 1, 1, low, high, scale, zero_point, 0.01, 0, 255, 0
+    ... )
+    >>> output
+    array([-1.3019608 ,  0.20392159,  2.6980393 ], dtype=float32)
+    >>> mask
+    array([ True,  True,  True])
+    """
     x = checks.floats(input)
     observe = checks.switch(observer_on, "observer_on")
     enabled = checks.switch(fake_quant_on, "fake_quant_on")
@@ -86,7 +269,9 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     s[...], z[...] = (p.reshape(s.shape) for p in chosen)
     if per_row:
         code = checks.precision(x.dtype, lo, hi)
-        lib.fake_quantize_per_channel(granularity, x, s, z, (lo, hi, 0), ("float32", code), y, mask)
+        lib.fake_quantize_per_channel(
+            granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
+        )
     else:
         run_per_tensor(x, float(s.item()), int(z.item()), lo, hi, y, mask)
     return y, mask

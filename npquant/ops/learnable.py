@@ -31,7 +31,72 @@ def fake_quantize_learnable_per_tensor_affine(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Fake quantize with one learned scale and zero point."""
+    """Fake quantize with one learned scale and zero point.
+
+    Every value goes to its code and back::
+
+        z = clamp(rint(zero_point), quant_min, quant_max)
+        q = clamp(rint(input * (1 / scale)) + z, quant_min, quant_max)
+        output = (q - z) * scale
+
+    Scale, zero point and the last product are float32, whatever the input; the code is computed in
+    float32, or in float64 for float64 input. Ties round to even. A NaN becomes `quant_min`, an
+    infinity the bound of its sign.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array of shape (1,) or ()
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite in float32.
+    zero_point : float or array of shape (1,) or ()
+        Code that stands for 0.0, as learned: fractional, and anything but NaN.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point. The forward has no use for it.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
+        wrong order or beyond int64, `grad_factor` is not finite, `scale` or `zero_point` does not
+        have one element, or `out` does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_tensor_affine_backward :
+        Compute the gradients of `fake_quantize_learnable_per_tensor_affine`.
+    fake_quantize_per_tensor_affine :
+        Round to the grid of one scale and zero point, and clamp to its range.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_tensor_affine`` of PyTorch 2.13.
+    The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp``.
+
+    Departures from PyTorch: D7, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-9, -0.4, 0.3, 9], np.float32)
+    >>> scale, zero_point = np.array([0.5], np.float32), np.array([0.2], np.float32)
+    >>> nq.fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, -8, 7)
+    array([-4. , -0.5,  0.5,  3.5], dtype=float32)
+    """
     x = checks.floats(input)
     s = checks.scale_float32(checks.single(scale, "scale"))
     lo, hi = checks.bounds(quant_min, quant_max)
@@ -51,7 +116,97 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
-    """The gradients of `fake_quantize_learnable_per_tensor_affine`."""
+    """Compute the gradients of `fake_quantize_learnable_per_tensor_affine`.
+
+    The gradients pass straight through rounding. With
+    ``z = trunc(clamp(zero_point + 1/2, quant_min, quant_max))``::
+
+        q = rint(input * (1 / scale) + z)
+        grad_input      = grad inside, 0 outside
+        grad_scale      = sum(grad * ((q - z) * scale - input) * (1 / scale)) inside
+                        + sum(grad * (clamp(q, quant_min, quant_max) - z)) outside
+        grad_zero_point = -sum(grad * scale) outside
+
+    where inside means ``quant_min <= q <= quant_max`` and the sums, over all elements, are
+    multiplied by `grad_factor`. Terms are computed in float32, or in float64 for float64 input; a
+    product that `z` or `input` is added to or taken from is rounded once with the sum (an fma).
+    Terms are added in float64, in an order that depends on the shape alone. A NaN in `input` counts
+    as below the range, infinities as beyond it.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output, of the shape and the dtype of `input`.
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array of shape (1,) or ()
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite in float32; a floating dtype. A number is taken for float32 of shape (1,).
+    zero_point : float or array of shape (1,) or ()
+        Code that stands for 0.0, as learned: fractional, and anything but NaN; a floating dtype.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point, for instance
+        ``1 / sqrt(input.size * quant_max)``.
+    zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
+        Which code decides what was inside the range: PyTorch's own, or with "nearest" exactly the
+        code of the forward.
+
+    Returns
+    -------
+    grad_input : ndarray or ArraySpec
+        Gradient of `input`, of its shape and dtype.
+    grad_scale : ndarray or ArraySpec
+        Gradient of `scale`, of its shape and dtype.
+    grad_zero_point : ndarray or ArraySpec
+        Gradient of `zero_point`, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
+        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, `scale` or
+        `zero_point` does not have one element, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_tensor_affine : Fake quantize with one learned scale and zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_tensor_affine_backward`` of PyTorch
+    2.13. The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp``.
+
+    The gradient of the scale is that of LSQ [1]_, that of the zero point that of LSQ+ [2]_. By
+    default zero point and code are those of the backward of PyTorch, which truncates where the
+    forward rounds and adds the zero point before rounding, not after. With
+    ``zero_point_rounding="nearest"`` zero point and code are those of the forward.
+
+    Departures from PyTorch: D1, D5, D6, D7, D10, D12, D13; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] S. K. Esser et al., "Learned Step Size Quantization", ICLR 2020, arXiv:1902.08153.
+    .. [2] Y. Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and
+       better initialization", CVPR Workshops 2020, arXiv:2004.09576.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-9, -0.4, 0.3, 9], np.float32)
+    >>> scale, zero_point = np.array([0.5], np.float32), np.array([0.2], np.float32)
+    >>> grads = nq.fake_quantize_learnable_per_tensor_affine_backward(
+    ...     np.ones_like(x), x, scale, zero_point, -8, 7
+    ... )
+    >>> grads[0]
+    array([0., 1., 1., 0.], dtype=float32)
+    >>> grads[1], grads[2]
+    (array([-0.8], dtype=float32), array([-1.], dtype=float32))
+    """
     x = checks.floats(input)
     one = Granularity(1, x.size, None)
     shapes: Shapes = ((1,), ())
@@ -70,7 +225,75 @@ def fake_quantize_learnable_per_channel_affine(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Fake quantize with a learned scale and zero point for each index of one axis."""
+    """Fake quantize with a learned scale and zero point for each index of one axis.
+
+    With the scale and the zero point of its channel, every value goes to its code and back::
+
+        z = clamp(rint(zero_point), quant_min, quant_max)
+        q = clamp(rint(input * (1 / scale)) + z, quant_min, quant_max)
+        output = (q - z) * scale
+
+    Scale and zero point are float32, whatever the input; the code is computed in float32, or in
+    float64 for float64 input. Ties round to even. A NaN becomes `quant_min`, an infinity the bound
+    of its sign. The last product is rounded once to the dtype of `input`.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite in float32.
+    zero_point : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. As learned: fractional,
+        and anything but NaN.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point. The forward has no use for it.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
+        wrong order or beyond int64, `grad_factor` is not finite, `input` has no such axis, or a
+        shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_channel_affine_backward :
+        Compute the gradients of `fake_quantize_learnable_per_channel_affine`.
+    fake_quantize_learnable_per_tensor_affine : Fake quantize with one learned scale and zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_channel_affine`` of PyTorch 2.13.
+    The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerChannelAffine.cpp``.
+
+    Departures from PyTorch: D1, D7, D8, D9, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[-9, -0.4], [0.3, 9]], np.float32)
+    >>> scale, zero_point = np.array([0.5, 1.0], np.float32), np.zeros(2, np.float32)
+    >>> nq.fake_quantize_learnable_per_channel_affine(x, scale, zero_point, 0, -8, 7)
+    array([[-4. , -0.5],
+           [ 0. ,  7. ]], dtype=float32)
+    """
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
     return _forward(x, scale, zero_point, layout.per_channel(x.shape, a), ((x.shape[a],),),
@@ -89,7 +312,103 @@ def fake_quantize_learnable_per_channel_affine_backward(
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
-    """The gradients of `fake_quantize_learnable_per_channel_affine`."""
+    """Compute the gradients of `fake_quantize_learnable_per_channel_affine`.
+
+    The gradients pass straight through rounding. With
+    ``z = clamp(rint(zero_point), quant_min, quant_max)``::
+
+        q = rint(input * (1 / scale) + z)
+        grad_input      = grad inside, 0 outside
+        grad_scale      = sum(grad * ((q - z) * scale - input) * (1 / scale)) inside
+                        + sum(grad * (clamp(q, quant_min, quant_max) - z)) outside
+        grad_zero_point = -sum(grad * scale) outside
+
+    where inside means ``quant_min <= q <= quant_max`` and the sums, over each channel, are
+    multiplied by `grad_factor`. Terms are computed in float32, or in float64 for float64 input; a
+    product that `z` or `input` is added to or taken from is rounded once with the sum (an fma).
+    Terms are added in float64, in an order that depends on the shape alone. A NaN in `input` counts
+    as below the range, infinities as beyond it.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output, of the shape and the dtype of `input`.
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite in float32; a floating dtype.
+    zero_point : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. As learned: fractional,
+        and anything but NaN; a floating dtype.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point, for instance
+        ``1 / sqrt(input.size * quant_max)``.
+    zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
+        Which code decides what was inside the range: PyTorch's own, or with "nearest" exactly the
+        code of the forward.
+
+    Returns
+    -------
+    grad_input : ndarray or ArraySpec
+        Gradient of `input`, of its shape and dtype.
+    grad_scale : ndarray or ArraySpec
+        Gradient of `scale`, of its shape and dtype.
+    grad_zero_point : ndarray or ArraySpec
+        Gradient of `zero_point`, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
+        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, `input` has no such
+        axis, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_channel_affine :
+        Fake quantize with a learned scale and zero point for each index of one axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_channel_affine_backward`` of
+    PyTorch 2.13. The formula is that of
+    ``aten/src/ATen/native/quantized/FakeQuantPerChannelAffine.cpp``.
+
+    The gradient of the scale is that of LSQ [1]_, that of the zero point that of LSQ+ [2]_. By
+    default the zero point is added before rounding, unlike in the forward. With
+    ``zero_point_rounding="nearest"`` the code is that of the forward, which differs at ties and
+    next to them.
+
+    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] S. K. Esser et al., "Learned Step Size Quantization", ICLR 2020, arXiv:1902.08153.
+    .. [2] Y. Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and
+       better initialization", CVPR Workshops 2020, arXiv:2004.09576.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[-9, -0.4], [0.3, 9]], np.float32)
+    >>> scale, zero_point = np.array([0.5, 1.0], np.float32), np.zeros(2, np.float32)
+    >>> grads = nq.fake_quantize_learnable_per_channel_affine_backward(
+    ...     np.ones_like(x), x, scale, zero_point, 0, -8, 7
+    ... )
+    >>> grads[0]
+    array([[0., 1.],
+           [1., 0.]], dtype=float32)
+    >>> grads[1], grads[2]
+    (array([-8.2,  6.7], dtype=float32), array([-0.5, -1. ], dtype=float32))
+    """
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
     return _backward(grad, x, scale, zero_point, layout.per_channel(x.shape, a), ((x.shape[a],),),
@@ -106,7 +425,71 @@ def fake_quantize_learnable_per_token_affine(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Fake quantize with a learned scale and zero point for each row along the last axis."""
+    """Fake quantize with a learned scale and zero point for each row along the last axis.
+
+    With the scale and the zero point of its row, every value goes to its code and back::
+
+        z = clamp(rint(zero_point), quant_min, quant_max)
+        q = clamp(rint(input * (1 / scale)) + z, quant_min, quant_max)
+        output = (q - z) * scale
+
+    Scale and zero point are float32, whatever the input; the code is computed in float32, or in
+    float64 for float64 input. Ties round to even. A NaN becomes `quant_min`, an infinity the bound
+    of its sign. The last product is rounded once to the dtype of `input`.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : array_like of shape (..., 1), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        row along the last axis. Positive and finite in float32.
+    zero_point : array_like of shape (..., 1), or flat
+        Codes that stand for 0.0: one for each row along the last axis. As learned: fractional, and
+        anything but NaN.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point. The forward has no use for it.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
+        wrong order or beyond int64, `grad_factor` is not finite, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_token_affine_backward :
+        Compute the gradients of `fake_quantize_learnable_per_token_affine`.
+    fake_quantize_learnable_per_channel_affine :
+        Fake quantize with a learned scale and zero point for each index of one axis.
+
+    Notes
+    -----
+    PyTorch has no such op: the formula is that of `fake_quantize_learnable_per_channel_affine`,
+    with rows for channels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[-9, -0.4], [0.3, 9]], np.float32)
+    >>> scale, zero_point = np.array([[0.5], [1.0]], np.float32), np.zeros((2, 1), np.float32)
+    >>> nq.fake_quantize_learnable_per_token_affine(x, scale, zero_point, -8, 7)
+    array([[-4. , -0.5],
+           [ 0. ,  7. ]], dtype=float32)
+    """
     x = checks.floats(input)
     return _forward(x, scale, zero_point, layout.per_token(x.shape), token_shapes(x),
                     quant_min, quant_max, grad_factor, out)  # fmt: skip
@@ -123,7 +506,100 @@ def fake_quantize_learnable_per_token_affine_backward(
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
-    """The gradients of `fake_quantize_learnable_per_token_affine`."""
+    """Compute the gradients of `fake_quantize_learnable_per_token_affine`.
+
+    The gradients pass straight through rounding. With
+    ``z = clamp(rint(zero_point), quant_min, quant_max)``::
+
+        q = rint(input * (1 / scale) + z)
+        grad_input      = grad inside, 0 outside
+        grad_scale      = sum(grad * ((q - z) * scale - input) * (1 / scale)) inside
+                        + sum(grad * (clamp(q, quant_min, quant_max) - z)) outside
+        grad_zero_point = -sum(grad * scale) outside
+
+    where inside means ``quant_min <= q <= quant_max`` and the sums, over each row, are multiplied
+    by `grad_factor`. Terms are computed in float32, or in float64 for float64 input; a product that
+    `z` or `input` is added to or taken from is rounded once with the sum (an fma). Terms are added
+    in float64, in an order that depends on the shape alone. A NaN in `input` counts as below the
+    range, infinities as beyond it.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output, of the shape and the dtype of `input`.
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : array_like of shape (..., 1), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        row along the last axis. Positive and finite in float32; a floating dtype.
+    zero_point : array_like of shape (..., 1), or flat
+        Codes that stand for 0.0: one for each row along the last axis. As learned: fractional, and
+        anything but NaN; a floating dtype.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point, for instance
+        ``1 / sqrt(input.size * quant_max)``.
+    zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
+        Which code decides what was inside the range: PyTorch's own, or with "nearest" exactly the
+        code of the forward.
+
+    Returns
+    -------
+    grad_input : ndarray or ArraySpec
+        Gradient of `input`, of its shape and dtype.
+    grad_scale : ndarray or ArraySpec
+        Gradient of `scale`, of its shape and dtype.
+    grad_zero_point : ndarray or ArraySpec
+        Gradient of `zero_point`, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
+        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, or a shape does not
+        fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_token_affine :
+        Fake quantize with a learned scale and zero point for each row along the last axis.
+
+    Notes
+    -----
+    PyTorch has no such op: the formula is that of
+    `fake_quantize_learnable_per_channel_affine_backward`, with rows for channels.
+
+    The gradient of the scale is that of LSQ [1]_, that of the zero point that of LSQ+ [2]_. By
+    default the zero point is added before rounding, unlike in the forward. With
+    ``zero_point_rounding="nearest"`` the code is that of the forward, which differs at ties and
+    next to them.
+
+    References
+    ----------
+    .. [1] S. K. Esser et al., "Learned Step Size Quantization", ICLR 2020, arXiv:1902.08153.
+    .. [2] Y. Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and
+       better initialization", CVPR Workshops 2020, arXiv:2004.09576.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[-9, -0.4], [0.3, 9]], np.float32)
+    >>> scale, zero_point = np.array([[0.5], [1.0]], np.float32), np.zeros((2, 1), np.float32)
+    >>> grads = nq.fake_quantize_learnable_per_token_affine_backward(
+    ...     np.ones_like(x), x, scale, zero_point, -8, 7
+    ... )
+    >>> grads[0]
+    array([[0., 1.],
+           [1., 0.]], dtype=float32)
+    >>> grads[1], grads[2]
+    (array([[-8.2],
+           [ 6.7]], dtype=float32), array([[-0.5],
+           [-1. ]], dtype=float32))
+    """
     x = checks.floats(input)
     return _backward(grad, x, scale, zero_point, layout.per_token(x.shape), token_shapes(x),
                      quant_min, quant_max, grad_factor, zero_point_rounding)  # fmt: skip
@@ -140,7 +616,74 @@ def fake_quantize_learnable_per_channel_group_affine(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Fake quantize with a learned scale and zero point for each group along the last axis."""
+    """Fake quantize with a learned scale and zero point for each group along the last axis.
+
+    With the scale and the zero point of its group, every value goes to its code and back::
+
+        z = clamp(rint(zero_point), quant_min, quant_max)
+        q = clamp(rint(input * (1 / scale)) + z, quant_min, quant_max)
+        output = (q - z) * scale
+
+    Scale and zero point are float32, whatever the input; the code is computed in float32, or in
+    float64 for float64 input. Ties round to even. A NaN becomes `quant_min`, an infinity the bound
+    of its sign. The last product is rounded once to the dtype of `input`.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of shape (..., columns); float16, bfloat16, float32 or float64.
+    scale : array_like of shape (..., columns / group_size), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        group of a row. Positive and finite in float32.
+    zero_point : array_like of shape (..., columns / group_size), or flat
+        Codes that stand for 0.0: one for each group of a row. As learned: fractional, and anything
+        but NaN.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    group_size : int, default 128
+        Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
+        the number of columns.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point. The forward has no use for it.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
+        wrong order or beyond int64, `grad_factor` is not finite, `group_size` does not divide the
+        columns, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_channel_group_affine_backward :
+        Compute the gradients of `fake_quantize_learnable_per_channel_group_affine`.
+    fake_quantize_learnable_per_channel_affine :
+        Fake quantize with a learned scale and zero point for each index of one axis.
+
+    Notes
+    -----
+    PyTorch has no such op: the formula is that of `fake_quantize_learnable_per_channel_affine`,
+    with groups for channels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[-9, -0.4, 0.3, 9]], np.float32)
+    >>> scale, zero_point = np.array([[0.5, 1.0]], np.float32), np.zeros((1, 2), np.float32)
+    >>> nq.fake_quantize_learnable_per_channel_group_affine(x, scale, zero_point, -8, 7, 2)
+    array([[-4. , -0.5,  0. ,  7. ]], dtype=float32)
+    """
     x = checks.floats(input)
     g = checks.group_size_of(group_size, x)
     return _forward(x, scale, zero_point, layout.per_channel_group(x.shape, g), group_shapes(x, g),
@@ -159,7 +702,100 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
-    """The gradients of `fake_quantize_learnable_per_channel_group_affine`."""
+    """Compute the gradients of `fake_quantize_learnable_per_channel_group_affine`.
+
+    The gradients pass straight through rounding. With
+    ``z = clamp(rint(zero_point), quant_min, quant_max)``::
+
+        q = rint(input * (1 / scale) + z)
+        grad_input      = grad inside, 0 outside
+        grad_scale      = sum(grad * ((q - z) * scale - input) * (1 / scale)) inside
+                        + sum(grad * (clamp(q, quant_min, quant_max) - z)) outside
+        grad_zero_point = -sum(grad * scale) outside
+
+    where inside means ``quant_min <= q <= quant_max`` and the sums, over each group, are multiplied
+    by `grad_factor`. Terms are computed in float32, or in float64 for float64 input; a product that
+    `z` or `input` is added to or taken from is rounded once with the sum (an fma). Terms are added
+    in float64, in an order that depends on the shape alone. A NaN in `input` counts as below the
+    range, infinities as beyond it.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output, of the shape and the dtype of `input`.
+    input : ndarray or ArraySpec
+        Values of shape (..., columns); float16, bfloat16, float32 or float64.
+    scale : array_like of shape (..., columns / group_size), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        group of a row. Positive and finite in float32; a floating dtype.
+    zero_point : array_like of shape (..., columns / group_size), or flat
+        Codes that stand for 0.0: one for each group of a row. As learned: fractional, and anything
+        but NaN; a floating dtype.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
+    group_size : int, default 128
+        Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
+        the number of columns.
+    grad_factor : float, default 1.0
+        Finite factor of the gradients of scale and zero point, for instance
+        ``1 / sqrt(input.size * quant_max)``.
+    zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
+        Which code decides what was inside the range: PyTorch's own, or with "nearest" exactly the
+        code of the forward.
+
+    Returns
+    -------
+    grad_input : ndarray or ArraySpec
+        Gradient of `input`, of its shape and dtype.
+    grad_scale : ndarray or ArraySpec
+        Gradient of `scale`, of its shape and dtype.
+    grad_zero_point : ndarray or ArraySpec
+        Gradient of `zero_point`, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
+        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, `group_size` does not
+        divide the columns, or a shape does not fit.
+
+    See Also
+    --------
+    fake_quantize_learnable_per_channel_group_affine :
+        Fake quantize with a learned scale and zero point for each group along the last axis.
+
+    Notes
+    -----
+    PyTorch has no such op: the formula is that of
+    `fake_quantize_learnable_per_channel_affine_backward`, with groups for channels.
+
+    The gradient of the scale is that of LSQ [1]_, that of the zero point that of LSQ+ [2]_. By
+    default the zero point is added before rounding, unlike in the forward. With
+    ``zero_point_rounding="nearest"`` the code is that of the forward, which differs at ties and
+    next to them.
+
+    References
+    ----------
+    .. [1] S. K. Esser et al., "Learned Step Size Quantization", ICLR 2020, arXiv:1902.08153.
+    .. [2] Y. Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and
+       better initialization", CVPR Workshops 2020, arXiv:2004.09576.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[-9, -0.4, 0.3, 9]], np.float32)
+    >>> scale, zero_point = np.array([[0.5, 1.0]], np.float32), np.zeros((1, 2), np.float32)
+    >>> grads = nq.fake_quantize_learnable_per_channel_group_affine_backward(
+    ...     np.ones_like(x), x, scale, zero_point, -8, 7, 2
+    ... )
+    >>> grads[0]
+    array([[0., 1., 1., 0.]], dtype=float32)
+    >>> grads[1], grads[2]
+    (array([[-8.2,  6.7]], dtype=float32), array([[-0.5, -1. ]], dtype=float32))
+    """
     x = checks.floats(input)
     g = checks.group_size_of(group_size, x)
     return _backward(grad, x, scale, zero_point, layout.per_channel_group(x.shape, g),
@@ -180,7 +816,9 @@ def _forward(
     checks.finite(grad_factor, "grad_factor")
     y = checks.output(out, x, x.dtype)
     code = checks.precision(x.dtype, lo, hi)
-    backend.of(x).fake_quantize_learnable(granularity, x, s, z, (lo, hi, 0), ("float32", code), y)
+    backend.of(x).fake_quantize_learnable(
+        granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y
+    )
     return y
 
 

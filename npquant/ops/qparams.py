@@ -26,14 +26,138 @@ QSCHEMES = (
 def choose_qparams(
     input: Array, quant_min: int, quant_max: int, eps: float, dtype: Any
 ) -> tuple[Array, Array]:
-    """Choose one scale and zero point that cover the range of the data."""
+    """Choose one scale and zero point that cover the range of the data.
+
+    With ``low = min(min(input), 0)`` and ``high = max(max(input), 0)``::
+
+        scale = max((high - low) / (quant_max - quant_min), eps)
+        zero_point = clamp(quant_min - rint(low / scale), quant_min, quant_max)
+
+    The range is found in one pass. Its width and the quotient are each rounded to the dtype of
+    `input`, then to float32. A NaN in the data makes the scale NaN, and an infinity infinite.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape, at least one; float16, bfloat16, float32 or float64.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, with ``quant_min <= 0 <= quant_max`` and
+        ``quant_min < quant_max``. They may lie beyond the bounds of `dtype`.
+    eps : float or array of one element
+        Least scale, rounded to float32.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+
+    Returns
+    -------
+    scale : ndarray or ArraySpec
+        Scale, float64 of shape (1,).
+    zero_point : ndarray or ArraySpec
+        Zero point, int64 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is not
+        finite.
+
+    See Also
+    --------
+    choose_qparams_symmetric :
+        Choose one scale that covers the range of the data, the zero point in the middle.
+    determine_qparams : Choose scales and zero points from minima and maxima.
+    quantize_per_tensor : Quantize with one scale and one zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.choose_qparams.tensor`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/utils.py``.
+
+    `dtype` is checked but does not change the result. PyTorch refuses float64 input.
+
+    Departures from PyTorch: D10, D11; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-1, 0.5, 3], np.float32)
+    >>> scale, zero_point = nq.choose_qparams(x, -128, 127, 1e-5, np.int8)
+    >>> scale, zero_point
+    (array([0.01568628]), array([-64]))
+    >>> nq.quantize_per_tensor(x, scale, zero_point, -128, 127, np.int8)
+    array([-128,  -32,  127], dtype=int8)
+    """
     return _choose(input, quant_min, quant_max, eps, dtype, "per_tensor_affine")
 
 
 def choose_qparams_symmetric(
     input: Array, quant_min: int, quant_max: int, eps: float, dtype: Any
 ) -> tuple[Array, Array]:
-    """Choose one scale that covers the range of the data, the zero point in the middle."""
+    """Choose one scale that covers the range of the data, the zero point in the middle.
+
+    With ``low = min(min(input), 0)`` and ``high = max(max(input), 0)``::
+
+        scale = max(max(-low, high) / ((quant_max - quant_min) / 2), eps)
+
+    The zero point is 0, but 128 for uint8, 8 for uint4 and 2 for uint2, whatever the bounds. The
+    range is found in one pass. The quotient is rounded to the dtype of `input`, then to float32. A
+    NaN in the data makes the scale NaN, and an infinity infinite.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape, at least one; float16, bfloat16, float32 or float64.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, with ``quant_min <= 0 <= quant_max`` and
+        ``quant_min < quant_max``. They may lie beyond the bounds of `dtype`.
+    eps : float or array of one element
+        Least scale, rounded to float32.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+
+    Returns
+    -------
+    scale : ndarray or ArraySpec
+        Scale, float64 of shape (1,).
+    zero_point : ndarray or ArraySpec
+        Zero point, int64 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is not
+        finite.
+
+    See Also
+    --------
+    choose_qparams : Choose one scale and zero point that cover the range of the data.
+    determine_qparams : Choose scales and zero points from minima and maxima.
+    quantize_per_tensor : Quantize with one scale and one zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.choose_qparams_symmetric.tensor`` of PyTorch
+    2.13. The formula is that of ``torch/ao/quantization/utils.py``.
+
+    PyTorch refuses float64 input.
+
+    Departures from PyTorch: D10, D11; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-1, 0.5, 3], np.float32)
+    >>> nq.choose_qparams_symmetric(x, -127, 127, 1e-5, np.int8)
+    (array([0.02362205]), array([0]))
+    """
     return _choose(input, quant_min, quant_max, eps, dtype, "per_tensor_symmetric")
 
 
@@ -53,7 +177,64 @@ def _choose(
 
 
 def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
-    """Choose a symmetric scale for each row along the last axis, for int8."""
+    """Choose a symmetric scale for each row along the last axis, for int8.
+
+    Of each row::
+
+        scale = max(max(abs(row)), 1e-5) / 127
+        zero_point = 0
+
+    It is computed in the dtype of the result: float32 for float16 and integer input, else that of
+    `input`. A NaN or an infinity in a row becomes its scale.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape, its last axis not empty; float16, bfloat16, float32 or float64, or
+        integers.
+    dtype : dtype
+        Dtype of the codes: int8, the only one that PyTorch has here.
+
+    Returns
+    -------
+    scales : ndarray or ArraySpec
+        Scales of shape (..., 1), in the dtype of `input`, or float32 for float16 and integers.
+    zero_points : ndarray or ArraySpec
+        Zeros of the shape and the dtype of the scales.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `dtype` is not int8, or the last axis is empty.
+
+    See Also
+    --------
+    choose_qparams_per_token_asymmetric :
+        Choose a scale and a zero point for each row along the last axis, for int8.
+    quantize_per_token : Quantize with a scale and a zero point for each row along the last axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.choose_qparams_per_token`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D10, D11; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, 1.5], [10, -30]], np.float32)
+    >>> scales, zero_points = nq.choose_qparams_per_token(x, np.int8)
+    >>> scales
+    array([[0.01181102],
+           [0.23622048]], dtype=float32)
+    >>> nq.quantize_per_token(x, scales, zero_points, -127, 127, np.int8)
+    array([[  42,  127],
+           [  42, -127]], dtype=int8)
+    """
     x = checks.real(input)
     if dtypes.target(dtype) != np.int8:
         raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
@@ -75,7 +256,65 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
 
 
 def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array, Array]:
-    """Choose a scale and a zero point for each row along the last axis, for int8."""
+    """Choose a scale and a zero point for each row along the last axis, for int8.
+
+    With ``low = min(min(row), 0)`` and ``high = max(max(row), 0)`` of each row::
+
+        scale = max((high - low) / 255, 2**-23)
+        zero_point = rint(clamp(-128 - low / scale, -128, 127))
+
+    or ``127 - high / scale`` in the clamp, where the two quotients sum to 1 or less. Each step is
+    rounded to the dtype of `input`, float32 for integers. A NaN or a positive infinity in a row
+    gives the least int64 for a zero point.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape, its last axis not empty; float16, bfloat16, float32 or float64, or
+        integers.
+    dtype : dtype
+        Dtype of the codes. Any that can be quantized to is taken, and the result is always for
+        int8, as in PyTorch.
+
+    Returns
+    -------
+    scales : ndarray or ArraySpec
+        Scales, float64 of shape (..., 1).
+    zero_points : ndarray or ArraySpec
+        Zero points, int64 of shape (..., 1).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If the last axis is empty.
+
+    See Also
+    --------
+    choose_qparams_per_token : Choose a symmetric scale for each row along the last axis, for int8.
+    quantize_per_token : Quantize with a scale and a zero point for each row along the last axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.choose_qparams_per_token_asymmetric`` of PyTorch
+    2.13. The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D10; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, 1.5], [10, -30]], np.float32)
+    >>> scales, zero_points = nq.choose_qparams_per_token_asymmetric(x, np.int8)
+    >>> zero_points
+    array([[-128],
+           [  63]])
+    >>> nq.quantize_per_token(x, scales, zero_points, -128, 127, np.int8)
+    array([[ -43,  127],
+           [ 127, -128]], dtype=int8)
+    """
     x = checks.real(input)
     dtypes.target(dtype)
     shape = _token_shape(x)
@@ -104,7 +343,83 @@ def determine_qparams(
     has_customized_qrange: bool,
     qscheme: str = "per_tensor_affine",
 ) -> tuple[Array, Array]:
-    """Choose scales and zero points from minima and maxima."""
+    """Choose scales and zero points from minima and maxima.
+
+    With ``low = min(min_val, 0)`` and ``high = max(max_val, 0)``, an affine scheme gives::
+
+        scale = max((high - low) / (quant_max - quant_min), eps)
+        zero_point = clamp(quant_min - rint(low / scale), quant_min, quant_max)
+
+    and a symmetric one ``max(-low, high) / ((quant_max - quant_min) / 2)``, at least `eps`, with
+    the zero point 0, or the middle of an unsigned range of up to 8 bits. The scheme with float
+    qparams does without `low` and `high`: it gives
+    ``(max_val - min_val) / (quant_max - quant_min)``, or 1 where that is not above `eps`, and the
+    zero point ``-min_val / scale``, truncated. Quotients are rounded to the dtype of `min_val`,
+    then to float32, but stay float64 for float64 of shape (C,). A NaN stays NaN. An empty range, or
+    +inf and -inf of shape (), gives the scale 1 and the zero point 0.
+
+    Parameters
+    ----------
+    min_val : ndarray or ArraySpec
+        Least values, of shape () for one range or (C,) for one each channel; float16, bfloat16,
+        float32 or float64.
+    max_val : ndarray or ArraySpec
+        Greatest values, of the shape and the dtype of `min_val`, nowhere less.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within int64.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    eps : float or array of one element
+        Least scale, rounded to float32.
+    has_customized_qrange : bool or number
+        Whether the bounds are not those of `dtype`. It moves the middle of an unsigned range, of up
+        to 8 bits, of a symmetric scheme, and nothing else.
+    qscheme : str, default "per_tensor_affine"
+        "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric"
+        or "per_channel_affine_float_qparams".
+
+    Returns
+    -------
+    scale : ndarray or ArraySpec
+        Scales, float64 of the shape (C,), or (1,).
+    zero_point : ndarray or ArraySpec
+        Zero points, int64 of the same shape.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `min_val` exceeds `max_val` somewhere, their shapes differ or have more than one axis,
+        the bounds are in the wrong order, `eps` is not finite, or `qscheme` is unknown.
+
+    See Also
+    --------
+    choose_qparams : Choose one scale and zero point that cover the range of the data.
+    choose_qparams_symmetric :
+        Choose one scale that covers the range of the data, the zero point in the middle.
+
+    Notes
+    -----
+    Corresponds to ``torch.ao.quantization.utils.determine_qparams`` of PyTorch 2.13. The formula is
+    that of ``torch/ao/quantization/utils.py``.
+
+    Departures from PyTorch: D10; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> low, high = np.array([-1, 0], np.float32), np.array([1, 3], np.float32)
+    >>> scale, zero_point = nq.determine_qparams(
+    ...     low, high, 0, 255, np.uint8, 1e-5, False, "per_channel_affine"
+    ... )
+    >>> scale
+    array([0.00784314, 0.01176471])
+    >>> zero_point
+    array([127,   0])
+    """
     mn, mx = checks.floats(min_val, "min_val"), checks.floats(max_val, "max_val")
     checks.same(mx, "max_val", mn)
     if mn.ndim > 1:

@@ -21,7 +21,85 @@ def quantize_per_tensor(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Quantize with one scale and one zero point."""
+    """Quantize with one scale and one zero point.
+
+    Every value becomes a code::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+
+    The reciprocal is divided in float64, then rounded to float32, in which all else is computed;
+    float64 input is computed in float64 throughout. Ties round to even, before the zero point is
+    added; what a fractional zero point leaves of a fraction is truncated at the end. A NaN becomes
+    0, or the bound nearest to it; infinities become a bound. Float8 codes keep NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array of one element
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite.
+    zero_point : int or array of one element
+        Code that stands for 0.0. In an array it may be fractional.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within the bounds of `dtype`.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Codes of the shape of `input` and the dtype `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, or `out` does not fit.
+
+    See Also
+    --------
+    dequantize_per_tensor : Turn codes back into floats, with one scale and one zero point.
+    choose_qparams : Choose one scale and zero point that cover the range of the data.
+    fake_quantize_per_tensor_affine :
+        Round to the grid of one scale and zero point, and clamp to its range.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.quantize_per_tensor`` of PyTorch 2.13. Its
+    overloads ``default``, ``.tensor`` and ``.tensor2`` are one function here: each qparam is a
+    number or an array of one element. The formula is that of
+    ``torch/ao/quantization/fx/_decomposed.py``.
+
+    The affine scheme is that of [1]_.
+
+    Float8 codes are rounded to integers first, as all codes are: 0.3 becomes 0. PyTorch has no
+    sub-byte codes here and refuses float64 input.
+
+    Departures from PyTorch: D2, D4, D10, D13; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+       Integer-Arithmetic-Only Inference", CVPR 2018, arXiv:1712.05877.
+
+    Examples
+    --------
+    >>> import ml_dtypes
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-0.26, 0.05, 0.3, 20, np.nan], np.float32)
+    >>> nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+    array([ -3,   0,   3, 127,   0], dtype=int8)
+    >>> nq.quantize_per_tensor(x, 0.1, 8, 0, 15, ml_dtypes.uint4).tolist()
+    [5, 8, 11, 15, 0]
+    """
     x = checks.floats(input)
     target = dtypes.target(dtype)
     numbers = checks.quantizing(scale, zero_point, quant_min, quant_max, x.dtype, target)
@@ -41,7 +119,73 @@ def dequantize_per_tensor(
     out_dtype: Any = None,
     out: Array | None = None,
 ) -> Array:
-    """Turn codes back into floats, with one scale and one zero point."""
+    """Turn codes back into floats, with one scale and one zero point.
+
+    Every code becomes a value::
+
+        output = (input - zero_point) * scale
+
+    The code, the zero point, the difference and the product are each rounded to `out_dtype`. The
+    scale is a float32, or a float64 for float64 output. A NaN, which only float8 has, stays NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Codes of any shape, of the dtype `dtype`.
+    scale : float or array of one element
+        Distance between the values of neighbouring codes, in the units of the data. Positive and
+        finite.
+    zero_point : int or array of one element
+        Code that stands for 0.0. In an array it may be fractional.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, within the bounds of `dtype`. They are checked, but do not change
+        the result.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    out_dtype : dtype, default float32
+        Dtype of the result: float16, bfloat16, float32 or float64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape of the codes and the dtype `out_dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, or `out` does not fit.
+
+    See Also
+    --------
+    quantize_per_tensor : Quantize with one scale and one zero point.
+    dequantize_per_channel :
+        Turn codes back into floats, with a scale and a zero point for each index of one axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_tensor`` of PyTorch 2.13. Its
+    overloads ``default``, ``.tensor`` and ``.tensor2`` are one function here. The formula is that
+    of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> q = np.array([-128, 3, 127], np.int8)
+    >>> nq.dequantize_per_tensor(q, 0.1, 3, -128, 127, np.int8)
+    array([-13.1     ,   0.      ,  12.400001], dtype=float32)
+    >>> nq.dequantize_per_tensor(q, 0.1, 3, -128, 127, np.int8, out_dtype=np.float64)
+    array([-13.1,   0. ,  12.4])
+    """
     q = checks.codes(input, dtype)
     result = _output_dtype(out_dtype, "out_dtype")
     numbers = checks.dequantizing(scale, zero_point, quant_min, quant_max, q.dtype, result)
@@ -61,7 +205,77 @@ def quantize_per_channel(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Quantize with a scale and a zero point for each index of one axis."""
+    """Quantize with a scale and a zero point for each index of one axis.
+
+    With the scale and the zero point of its channel, every value becomes a code::
+
+        q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
+
+    The reciprocal is rounded to the dtype of `scales`; all else is computed in float32, or in
+    float64 where that is the dtype of an operand. Ties round to even, before the zero point is
+    added; what a fractional zero point leaves of a fraction is truncated at the end. A NaN becomes
+    0, or the bound nearest to it; infinities become a bound. Float8 codes keep NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64.
+    scales : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite.
+    zero_points : array_like of shape (C,)
+        Codes that stand for 0.0: one for each of the C indices of `axis`. They may be fractional.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within the bounds of `dtype`.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Codes of the shape of `input` and the dtype `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, `input` has no such axis, or a shape does not fit.
+
+    See Also
+    --------
+    dequantize_per_channel :
+        Turn codes back into floats, with a scale and a zero point for each index of one axis.
+    quantize_per_tensor : Quantize with one scale and one zero point.
+    quantize_per_channel_group :
+        Quantize a matrix with a scale and a zero point for each group of a row.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.quantize_per_channel`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    PyTorch has no sub-byte codes here and refuses float64 input.
+
+    Departures from PyTorch: D2, D4, D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.12, -0.26], [1.4, 2.6]], np.float32)
+    >>> scales = np.array([0.1, 1.0], np.float32)
+    >>> nq.quantize_per_channel(x, scales, [0, -1], 0, -128, 127, np.int8)
+    array([[ 1, -3],
+           [ 0,  2]], dtype=int8)
+    """
     x = checks.floats(input)
     target = dtypes.target(dtype)
     a = checks.axis_of(axis, x)
@@ -72,7 +286,7 @@ def quantize_per_channel(
     y = checks.output(out, x, target)
     backend.of(x).quantize_per_channel(
         layout.per_channel(x.shape, a), x, _at_least(s, x), z, checks.constants(lo, hi, target),
-        ("float32", checks.code(x.dtype, target)), y,
+        ("float32", "float32", checks.code(x.dtype, target)), y,
     )  # fmt: skip
     return y
 
@@ -89,7 +303,77 @@ def dequantize_per_channel(
     out_dtype: Any = None,
     out: Array | None = None,
 ) -> Array:
-    """Turn codes back into floats, with a scale and a zero point for each index of one axis."""
+    """Turn codes back into floats, with a scale and a zero point for each index of one axis.
+
+    With the scale and the zero point of its channel, every code becomes a value::
+
+        output = (input - zero_point) * scale
+
+    The code, the zero point, the difference and the product are each rounded to `out_dtype`. The
+    scale is a float32, or a float64 for float64 output. A NaN, which only float8 has, stays NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Codes of any shape, of the dtype `dtype`.
+    scales : array_like of shape (C,)
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        of the C indices of `axis`. Positive and finite.
+    zero_points : array_like of shape (C,), or None
+        Codes that stand for 0.0: one for each of the C indices of `axis`. They may be fractional.
+        None means 0.
+    axis : int
+        Axis of the channels; a negative one counts from the back.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, within the bounds of `dtype`. They are checked, but do not change
+        the result.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    out_dtype : dtype, default float32
+        Dtype of the result: float16, bfloat16, float32 or float64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape of the codes and the dtype `out_dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, `input` has no such axis, or a shape does not fit.
+
+    See Also
+    --------
+    quantize_per_channel : Quantize with a scale and a zero point for each index of one axis.
+    dequantize_per_tensor : Turn codes back into floats, with one scale and one zero point.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D3, D8, D10, D13, D15; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> q = np.array([[1, -3], [0, 2]], np.int8)
+    >>> scales = np.array([0.5, 1.0], np.float32)
+    >>> nq.dequantize_per_channel(q, scales, [0, -1], 0, -128, 127, np.int8)
+    array([[ 0.5, -1.5],
+           [ 1. ,  3. ]], dtype=float32)
+    >>> nq.dequantize_per_channel(q, scales, None, 1, -128, 127, np.int8)
+    array([[ 0.5, -3. ],
+           [ 0. ,  2. ]], dtype=float32)
+    """
     q = checks.codes(input, dtype)
     a = checks.axis_of(axis, q)
     shapes = ((q.shape[a],),)
@@ -100,7 +384,7 @@ def dequantize_per_channel(
     y = checks.output(out, q, result)
     s = checks.cast(s, dtypes.compute(result))
     backend.of(q).dequantize(
-        layout.per_channel(q.shape, a), q, s, z, (0, 0, 0), ("float32", "float32"), y
+        layout.per_channel(q.shape, a), q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y
     )
     return y
 
@@ -115,7 +399,73 @@ def quantize_per_token(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Quantize with a scale and a zero point for each row along the last axis."""
+    """Quantize with a scale and a zero point for each row along the last axis.
+
+    With the scale and the zero point of its row, every value becomes a code::
+
+        q = clamp(rint(input * (1 / scale) + zero_point), quant_min, quant_max)
+
+    The zero point is added before rounding, unlike per tensor and per channel, so that ties with an
+    odd zero point differ. Each step is rounded to the dtype that PyTorch promotes its operands to,
+    so two-byte input with scales of the same dtype stays in that dtype, and integer input takes the
+    dtype of the scales. A NaN becomes 0, or the bound nearest to it; infinities become a bound.
+    Float8 codes keep NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of any shape; float16, bfloat16, float32 or float64, or integers.
+    scales : array_like of shape (..., 1), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        row along the last axis. Positive and finite.
+    zero_points : array_like of shape (..., 1), or flat
+        Codes that stand for 0.0: one for each row along the last axis. They may be fractional.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within the bounds of `dtype`.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Codes of the shape of `input` and the dtype `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, or a shape does not fit.
+
+    See Also
+    --------
+    dequantize_per_token : Turn codes back into floats, with a scale and a zero point for each row.
+    choose_qparams_per_token : Choose a symmetric scale for each row along the last axis, for int8.
+    choose_qparams_per_token_asymmetric :
+        Choose a scale and a zero point for each row along the last axis, for int8.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.quantize_per_token`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D2, D4, D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.5, 1.5], [-3, 40]], np.float32)
+    >>> scales = np.array([[1.0], [0.5]], np.float32)
+    >>> nq.quantize_per_token(x, scales, [[1], [0]], -8, 7, np.int8)
+    array([[ 2,  2],
+           [-6,  7]], dtype=int8)
+    """
     x = checks.real(input)
     target = dtypes.target(dtype)
     shapes = token_shapes(x)
@@ -138,7 +488,72 @@ def dequantize_per_token(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Turn codes back into floats, with a scale and a zero point for each row."""
+    """Turn codes back into floats, with a scale and a zero point for each row.
+
+    With the scale and the zero point of its row, every code becomes a value::
+
+        output = (input - zero_point) * scale
+
+    The difference is exact for integers. The product is rounded to the dtype of `scales`, promoted
+    with fractional zero points, and then to `output_dtype`. A NaN, which only float8 has, stays
+    NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Codes of any shape, of the dtype `dtype`.
+    scales : array_like of shape (..., 1), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        row along the last axis. Positive and finite.
+    zero_points : array_like of shape (..., 1), or flat
+        Codes that stand for 0.0: one for each row along the last axis. They may be fractional.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, within the bounds of `dtype`. They are checked, but do not change
+        the result.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    output_dtype : dtype, default float32
+        Dtype of the result: float16, bfloat16, float32 or float64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape of the codes and the dtype `output_dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, or a shape does not fit.
+
+    See Also
+    --------
+    quantize_per_token : Quantize with a scale and a zero point for each row along the last axis.
+    choose_qparams_per_token : Choose a symmetric scale for each row along the last axis, for int8.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_token`` of PyTorch 2.13. The
+    formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D3, D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> q = np.array([[2, -3], [-6, 7]], np.int8)
+    >>> scales = np.array([[1.0], [0.5]], np.float32)
+    >>> nq.dequantize_per_token(q, scales, [[1], [0]], -8, 7, np.int8)
+    array([[ 1. , -4. ],
+           [-3. ,  3.5]], dtype=float32)
+    """
     q = checks.codes(input, dtype)
     shapes = token_shapes(q)
     s = checks.scales(scales, "scales", shapes, q)
@@ -160,7 +575,75 @@ def quantize_per_channel_group(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Quantize a matrix with a scale and a zero point for each group of a row."""
+    """Quantize a matrix with a scale and a zero point for each group of a row.
+
+    With the scale and the zero point of its group, every value becomes a code::
+
+        q = clamp(rint(input * (1 / scale) + zero_point), quant_min, quant_max)
+
+    The zero point is added before rounding, unlike per tensor and per channel, so that ties with an
+    odd zero point differ. Each step is rounded to the dtype that PyTorch promotes its operands to,
+    so two-byte input with scales of the same dtype stays in that dtype, and integer input takes the
+    dtype of the scales. A NaN becomes 0, or the bound nearest to it; infinities become a bound.
+    Float8 codes keep NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Values of shape (rows, columns); float16, bfloat16, float32 or float64, or integers.
+    scales : array_like of shape (..., columns / group_size), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        group of a row. Positive and finite.
+    zero_points : array_like of shape (..., columns / group_size), or flat
+        Codes that stand for 0.0: one for each group of a row. They may be fractional.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within the bounds of `dtype`.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    group_size : int, default 128
+        Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
+        the number of columns.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Codes of the shape of `input` and the dtype `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, `group_size` does not divide the columns, or a shape
+        does not fit.
+
+    See Also
+    --------
+    dequantize_per_channel_group :
+        Turn the codes of a matrix back into floats, with a scale for each group of a row.
+    quantize_per_channel : Quantize with a scale and a zero point for each index of one axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.quantize_per_channel_group`` of PyTorch 2.13.
+    The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D2, D4, D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> w = np.array([[0.1, -0.4, 3.0, 7.0]], np.float32)
+    >>> scales = np.array([[0.1, 1.0]], np.float32)
+    >>> nq.quantize_per_channel_group(w, scales, [[0, 0]], -8, 7, np.int8, group_size=2)
+    array([[ 1, -4,  3,  7]], dtype=int8)
+    """
     x = checks.real(input)
     target = dtypes.target(dtype)
     g = checks.group_size_of(group_size, x, ndim=2)
@@ -185,7 +668,77 @@ def dequantize_per_channel_group(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Turn the codes of a matrix back into floats, with a scale for each group of a row."""
+    """Turn the codes of a matrix back into floats, with a scale for each group of a row.
+
+    With the scale and the zero point of its group, every code becomes a value::
+
+        output = (w_int8 - zero_point) * scale
+
+    The difference is exact for integers. The product is rounded to the dtype of `scales`, promoted
+    with fractional zero points, and then to `output_dtype`. A NaN, which only float8 has, stays
+    NaN.
+
+    Parameters
+    ----------
+    w_int8 : ndarray or ArraySpec
+        Codes of shape (rows, columns), of the dtype `dtype`, which need not be int8.
+    scales : array_like of shape (..., columns / group_size), or flat
+        Distances between the values of neighbouring codes, in the units of the data: one for each
+        group of a row. Positive and finite.
+    zero_points : array_like of shape (..., columns / group_size) or flat, or None
+        Codes that stand for 0.0: one for each group of a row. They may be fractional. None means 0.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, within the bounds of `dtype`. They are checked, but do not change
+        the result.
+    dtype : dtype
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2, float8_e4m3fn, float8_e5m2.
+    group_size : int, default 128
+        Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
+        the number of columns.
+    output_dtype : dtype, default float32
+        Dtype of the result: float16, bfloat16, float32 or float64.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape of the codes and the dtype `output_dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
+        wrong order or beyond those of `dtype`, `group_size` does not divide the columns, or a shape
+        does not fit.
+
+    See Also
+    --------
+    quantize_per_channel_group :
+        Quantize a matrix with a scale and a zero point for each group of a row.
+    dequantize_per_channel :
+        Turn codes back into floats, with a scale and a zero point for each index of one axis.
+
+    Notes
+    -----
+    Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel_group`` of PyTorch 2.13.
+    The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    Departures from PyTorch: D3, D8, D10, D13; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> q = np.array([[1, -4, 3, 7]], np.int8)
+    >>> scales = np.array([[0.1, 1.0]], np.float32)
+    >>> nq.dequantize_per_channel_group(q, scales, None, -8, 7, np.int8, group_size=2)
+    array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
+    """
     q = checks.codes(w_int8, dtype, "w_int8")
     g = checks.group_size_of(group_size, q, ndim=2)
     shapes = group_shapes(q, g)
@@ -237,7 +790,7 @@ def _zero_first(
         s,
         z,
         checks.constants(lo, hi, target),
-        ("float32", checks.code(x.dtype, target)),
+        ("float32", "float32", checks.code(x.dtype, target)),
         y,
     )
 
@@ -250,8 +803,10 @@ def _dequantize_promoted(
         fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":
             # float32 holds the difference exactly, unless a zero point or a code is too large.
-            small = q.dtype != np.int32 and checks.outside(z, -checks.EXACT, checks.EXACT) < 0
+            small = q.dtype != np.int32 and checks.outside(z, -checks.EXACT32, checks.EXACT32) < 0
             z = z.astype(np.float32 if small else np.float64)
         if fractional and type(s) is np.ndarray:
             s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
-    backend.of(q).dequantize_promoted(granularity, q, s, z, (0, 0, 0), ("float32", "float32"), y)
+    backend.of(q).dequantize_promoted(
+        granularity, q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y
+    )
