@@ -131,6 +131,20 @@ def output(out: Any, x: Array, dtype: DType) -> Array:
     return y
 
 
+def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
+    """A result of its own shape, of the kind of `x`."""
+    return np.empty(shape, dtype) if type(x) is np.ndarray else ArraySpec(shape, dtype)
+
+
+def flat(x: Array) -> Array:
+    """`x` with one axis, as a kernel takes it; a small array is copied where it must be."""
+    if type(x) is ArraySpec:
+        return x
+    native = x.dtype if x.dtype.isnative else x.dtype.newbyteorder("=")
+    u = np.ascontiguousarray(x, native).reshape(-1)
+    return u if u.flags.aligned else u.copy()
+
+
 def apart(y: Any, x: Any, name: str) -> None:
     """Refuse an output that overlaps an input, unless they are the very same elements."""
     if not isinstance(x, np.ndarray) or not np.may_share_memory(x, y):
@@ -172,14 +186,13 @@ def integer(value: Any, name: str) -> int:
 
 def one(value: Array, name: str) -> float | int:
     """The one element of an array, as a Python number; of a spec, a number that passes."""
+    value = array(value, name)
     if value.size != 1:
         raise ValueError(f"{name} must have one element, got {show(value)}")
-    if type(value) is ArraySpec:
-        return 1
     if value.dtype in FLOATS:
-        return float(value.reshape(-1)[0])
+        return 1.0 if type(value) is ArraySpec else float(value.item())
     if value.dtype in INTEGERS:
-        return int(value.reshape(-1)[0])
+        return 1 if type(value) is ArraySpec else int(value.item())
     raise TypeError(f"{name} must be an array of numbers, got dtype {value.dtype}")
 
 
@@ -260,7 +273,10 @@ def zero_point_number(value: Any, name: str = "zero_point") -> int | float:
         if not math.isfinite(z):
             raise ValueError(f"{name} must be finite, got {z}")
         return z
-    return integer(value, name)
+    z = integer(value, name)
+    if not -(2**63) <= z < 2**63:
+        raise ValueError(f"{name} must fit int64, got {show(z)}")
+    return z
 
 
 def truncated_int32(value: Any, name: str = "zero_point") -> int:
@@ -341,11 +357,9 @@ def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Ar
         raise ValueError(f"{name} must have the shape {allowed}, got {p.shape}")
     if type(p) is ArraySpec:
         return p
-    if p.ndim != 1 or not p.flags.c_contiguous or not p.flags.aligned or not p.dtype.isnative:
-        p = np.ascontiguousarray(p, p.dtype.newbyteorder("=")).reshape(-1)
-        if not p.flags.aligned:
-            p = p.copy()
-    return p
+    if p.ndim == 1 and p.flags.c_contiguous and p.flags.aligned and p.dtype.isnative:
+        return p
+    return flat(p)
 
 
 def in_range(p: Array, name: str, lo: float, hi: float, allowed: str) -> None:
@@ -420,6 +434,8 @@ def cast(p: Array, dtype: DType) -> Array:
     """An array of qparams in another dtype; a value too large becomes an infinity, in silence."""
     if type(p) is ArraySpec:
         return ArraySpec(p.shape, dtype)
+    if p.dtype == dtype:
+        return p
     with np.errstate(over="ignore"):
         return p.astype(dtype)
 
@@ -456,6 +472,23 @@ def affine(scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: D
     s = scale_float32(scale)
     lo, hi = bounds(quant_min, quant_max)
     z = zero_point_inside(zero_point, lo, hi)
+    return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
+
+
+@_remembered
+def learned_affine(
+    scale: float, zero_point: float, quant_min: Any, quant_max: Any, grad_factor: Any, dtype: DType
+) -> Affine:
+    """As `affine`, with a learned zero point: rounded to nearest even in float32, then clamped."""
+    s = scale_float32(scale)
+    lo, hi = bounds(quant_min, quant_max)
+    finite(grad_factor, "grad_factor")
+    if math.isnan(zero_point):
+        raise ValueError(f"zero_point must be a number, got {zero_point}")
+    if lo <= zero_point <= hi:
+        z = min(max(int(np.rint(np.float32(zero_point))), lo), hi)
+    else:
+        z = hi if zero_point > 0 else lo
     return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
 
 

@@ -6,6 +6,7 @@ nothing. So what is inferred is what the real call returns, and wrong arguments 
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import Any
 
@@ -74,9 +75,9 @@ class ArraySpec:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         try:
-            self.shape = tuple(int(n) for n in shape)
-        except TypeError as error:
-            raise TypeError(f"shape must be a tuple of integers, got {shape!r}") from error
+            self.shape = tuple(operator.index(n) for n in shape)
+        except TypeError:
+            raise TypeError(f"shape must be a tuple of integers, got {shape!r}") from None
         if any(n < 0 for n in self.shape):
             raise ValueError(f"shape must not have negative lengths, got {self.shape}")
         self.dtype = canonical(dtype, "dtype")

@@ -122,6 +122,14 @@ def key(v: Any) -> Any:
     return kind(bits ^ (np.iinfo(kind).max if bits < 0 else 0))
 
 
+def value(k: Any, other: Any) -> Any:
+    """What the key `k` was made of, in the type of `other`."""
+    if isinstance(other, (int, np.integer)):
+        return k
+    bits = k ^ (np.iinfo(k.dtype).max if k < 0 else 0)
+    return np.asarray(bits, k.dtype).view(other.dtype)[()]
+
+
 def masked(g: Any, m: Any) -> Any:
     """`g` where `m`, else zero with the sign bit of `g`."""
     if m:

@@ -17,7 +17,18 @@ from npquant.cpu.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cpu.qparams import minmax
+from npquant.cpu.qparams import (
+    choose_affine,
+    choose_fbgemm,
+    choose_fbgemm_symmetric,
+    choose_float,
+    choose_per_token,
+    choose_per_token_asymmetric,
+    choose_symmetric,
+    minmax,
+    move,
+    outside,
+)
 from npquant.cpu.quantize import (
     dequantize,
     dequantize_promoted,
@@ -27,6 +38,13 @@ from npquant.cpu.quantize import (
 )
 
 __all__ = [
+    "choose_affine",
+    "choose_fbgemm",
+    "choose_fbgemm_symmetric",
+    "choose_float",
+    "choose_per_token",
+    "choose_per_token_asymmetric",
+    "choose_symmetric",
     "convert",
     "copy",
     "dequantize",
@@ -43,6 +61,8 @@ __all__ = [
     "learnable_gradients_per_tensor_nearest",
     "masked_gradient",
     "minmax",
+    "move",
+    "outside",
     "quantize_per_channel",
     "quantize_per_tensor",
     "quantize_per_token",

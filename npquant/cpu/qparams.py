@@ -1,20 +1,83 @@
-"""The statistics that qparams are chosen from, and the check of qparams themselves."""
+"""Statistics, the qparams that are chosen from them, and the check of qparams themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 
+from npquant import formulas as f
 from npquant.cpu.reduce import minmax
-from npquant.cpu.target import Types, array_type, compiled
-from npquant.primitives import widen
+from npquant.cpu.storage import TYPES
+from npquant.cpu.target import Kernel, Types, array_type, compiled
+from npquant.primitives import item, like, widen
 
-__all__ = ["minmax", "outside"]
+Array = np.ndarray[Any, Any]
+
+
+class Choose:
+    """The range of each channel -> its scale and zero point."""
+
+    def __init__(self, formula: Callable[..., Any]) -> None:
+        def channels(
+            begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any, eps: Any,
+            middle: Any, scale: Any, zero_point: Any,
+        ) -> None:  # fmt: skip
+            s, z = item(scale), item(zero_point)
+            for c in range(begin, end):
+                chosen = formula(least[c], greatest[c], lo, hi, eps, middle, s)
+                scale[c] = like(chosen[0], s)
+                zero_point[c] = like(chosen[1], z)
+
+        self._kernel = Kernel(channels, formula.__name__, _signature)
+
+    def __call__(
+        self, least: Array, greatest: Array, bounds: tuple[int, int], eps: float, middle: int,
+        precision: str, scale: Array, zero_point: Array,
+    ) -> None:  # fmt: skip
+        """Write to `scale` and `zero_point`; `precision` names the type of `eps`."""
+        n = least.size
+        args = (least, greatest, *bounds, eps, middle, scale, zero_point)
+        self._kernel(n, n, args, (least.dtype, precision, scale.dtype, zero_point.dtype))
+
+
+def _signature(least: Any, precision: str, scale: Any, zero_point: Any) -> Types:
+    bounds, eps = array_type(least), TYPES[np.dtype(precision)]
+    integer = types.int64
+    return (bounds, bounds, integer, integer, eps, integer,
+            array_type(scale), array_type(zero_point))  # fmt: skip
+
+
+choose_affine = Choose(f.affine_qparams)
+choose_symmetric = Choose(f.symmetric_qparams)
+choose_float = Choose(f.float_qparams)
+choose_per_token = Choose(f.token_qparams)
+choose_per_token_asymmetric = Choose(f.token_asymmetric_qparams)
+choose_fbgemm = Choose(f.fbgemm_qparams)
+choose_fbgemm_symmetric = Choose(f.fbgemm_symmetric_qparams)
+
+
+def _move(begin: Any, end: Any, seen: Any, constant: Any, running: Any) -> None:
+    for c in range(begin, end):
+        running[c] = f.moving_average(running[c], seen[c], constant)
+
+
+_move_kernel = Kernel(
+    _move, "moving_average", lambda d: (array_type(d), types.float32, array_type(d))
+)
+
+
+def move(seen: Array, constant: float, running: Array) -> None:
+    """Move the running bounds towards what was seen, in place."""
+    _move_kernel(seen.size, seen.size, (seen, constant, running), (seen.dtype,))
+
+
+# --- checks -----------------------------------------------------------------------------------
 
 #: What `widen` takes to float64.
-WIDE = frozenset(np.dtype(t) for t in ("float64", "int32", "int64"))
+_WIDE = frozenset(np.dtype(t) for t in ("float64", "int32", "int64"))
 
 
 def _any_outside(p: Any, lo: Any, hi: Any) -> Any:
@@ -26,17 +89,31 @@ def _any_outside(p: Any, lo: Any, hi: Any) -> Any:
 
 
 def _types(dtype: Any) -> Types:
-    number = types.float64 if dtype in WIDE else types.float32
+    number = types.float64 if dtype in _WIDE else types.float32
     return array_type(dtype), number, number
 
 
 _call = compiled(_any_outside, _types)
 
 
-def outside(p: np.ndarray[Any, Any], lo: float, hi: float) -> int:
+def outside(p: Array, lo: float, hi: float) -> int:
     """The index of the first element of `p` that is NaN or not in [lo, hi]; -1 if there is none."""
     if not _call(p.dtype, p, lo, hi):
         return -1
     with np.errstate(invalid="ignore"):
         v = p.astype(np.float64)
         return int(np.argmin((v >= lo) & (v <= hi)))
+
+
+__all__ = [
+    "choose_affine",
+    "choose_fbgemm",
+    "choose_fbgemm_symmetric",
+    "choose_float",
+    "choose_per_token",
+    "choose_per_token_asymmetric",
+    "choose_symmetric",
+    "minmax",
+    "move",
+    "outside",
+]

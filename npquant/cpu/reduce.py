@@ -18,9 +18,9 @@ from numba.extending import register_jitable
 
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
-from npquant.cpu.walk import channel_pieces
-from npquant.layout import Granularity
-from npquant.primitives import at, key, like, masked, store
+from npquant.cpu.walk import channel_pieces, plain
+from npquant.layout import Granularity, Layout
+from npquant.primitives import at, item, key, like, masked, store, value, widen
 
 Array = np.ndarray[Any, Any]
 
@@ -93,9 +93,10 @@ _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     """The least and the greatest element of each channel, in one pass; NaN where there is one."""
-    kind: Any
-    integer = x.dtype.kind in "iu"
-    kind = x.dtype.newbyteorder("=") if integer else _KEYS[x.dtype.itemsize]
+    dtype: Any = x.dtype if x.dtype.isnative else x.dtype.newbyteorder("=")
+    kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
+    if x.size == 0:
+        return np.empty(0, dtype), np.empty(0, dtype)
     shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
     least, greatest = np.empty(shape, kind), np.empty(shape, kind)
     for layout, channels, tiles, (flat,) in channel_pieces(
@@ -105,19 +106,30 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
         args = (*layout, flat.size // layout.channels, flat, lo, hi)
         beside = layout.inner == 1 and layout.channels > 1
         kernel, n = (_side_by_side, lo.shape[1]) if beside else (_of_runs, lo.size)
-        kernel(n, flat.size, args, (flat.dtype, kind))
-    lo, hi = (least[:, 0], greatest[:, 0]) if shape[1] == 1 else (least.min(1), greatest.max(1))
-    return (lo, hi) if integer else _floats(lo, hi, x.dtype.newbyteorder("="))
+        kernel(n, flat.size, args, (dtype, kind))
+    lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
+    _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
+    return lo, hi
 
 
-def _floats(lo: Array, hi: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Keys back to floats. A NaN of either sign lies outside the infinities, so it shows."""
-    top = np.iinfo(lo.dtype).max
-    least, greatest = (np.where(k < 0, k ^ top, k).view(dtype) for k in (lo, hi))
-    nan = np.isnan(least) | np.isnan(greatest)
-    if nan.any():
-        least[nan] = greatest[nan] = np.nan
-    return least, greatest
+def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
+    """The keys of the tiles of a channel -> its two values."""
+    for c in range(begin, end):
+        a, b = least[c, 0], greatest[c, 0]
+        for tile in range(1, least.shape[1]):
+            a, b = min(a, least[c, tile]), max(b, greatest[c, tile])
+        u, v = value(a, item(lo)), value(b, item(lo))
+        # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
+        lo[c] = u if widen(v) == widen(v) else v
+        hi[c] = v if widen(u) == widen(u) else u
+
+
+def _tiles_signature(dtype: Any, kind: Any) -> Types:
+    keys = types.Array(TYPES[kind], 2, "C")
+    return keys, keys, array_type(dtype), array_type(dtype)
+
+
+_of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 # --- learnable gradients ----------------------------------------------------------------------
@@ -254,21 +266,35 @@ class Gradients:
 
         `constants` are lo, hi and grad_factor; `code` names the type of lo and hi.
         """
-        shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
+        channels, inner, _ = granularity
+        shape = channels, -(-(x.size // channels) // TILE)
         slopes, shifts = np.empty(shape), np.empty(shape)
-        for layout, channels, tiles, (g, u, v) in channel_pieces(
+        if plain(grad) and plain(x) and plain(y):
+            n = x.size
+            flat = grad.reshape(n), x.reshape(n), y.reshape(n)
+            layout = Layout(channels, inner)
+            self._piece(layout, *flat, scale, zero_point, constants, code, slopes, shifts)
+            return _in_order(slopes), _in_order(shifts)
+        for layout, some, tiles, (g, u, v) in channel_pieces(
             granularity, (grad, x), (y,), TILE, ordered=True
         ):
-            part = slopes[channels, tiles], shifts[channels, tiles]
-            args = (*layout, u.size // layout.channels, g, u, scale[channels],
-                    zero_point[channels], *constants, v, *part)  # fmt: skip
-            beside = layout.inner == 1 and layout.channels > 1
-            blocks = -(-layout.channels // BLOCK)
-            kernel, n = (
-                (self._beside, blocks * part[0].shape[1]) if beside else (self._runs, part[0].size)
-            )
-            kernel(n, u.size, args, (u.dtype, scale.dtype, zero_point.dtype, code))
+            part = slopes[some, tiles], shifts[some, tiles]
+            self._piece(layout, g, u, v, scale[some], zero_point[some], constants, code, *part)
         return _in_order(slopes), _in_order(shifts)
+
+    def _piece(
+        self, layout: Layout, grad: Array, x: Array, y: Array, scale: Array, zero_point: Array,
+        constants: tuple[Any, Any, Any], code: str, slopes: Array, shifts: Array,
+    ) -> None:  # fmt: skip
+        channels, inner = layout
+        n = x.size
+        args = (channels, inner, n // channels, grad, x, scale, zero_point, *constants, y,
+                slopes, shifts)  # fmt: skip
+        key = (x.dtype, scale.dtype, zero_point.dtype, code)
+        if inner == 1 and channels > 1:
+            self._beside(-(-channels // BLOCK) * slopes.shape[1], n, args, key)
+        else:
+            self._runs(slopes.size, n, args, key)
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:

@@ -228,7 +228,7 @@ def _like(v, other):
         if other == BFLOAT16:
             narrow = _any_to_bfloat16
         return lambda v, other: narrow(np.float32(p.widen(v)))
-    cast = {types.float32: np.float32, types.float64: np.float64}[other]
+    cast = getattr(np, other.name)
     if isinstance(v, types.Integer):
         return lambda v, other: cast(v)  # in one rounding, from every width
     return lambda v, other: cast(p.widen(v))
@@ -363,6 +363,14 @@ def _key(v):
     return key
 
 
+@overload(p.value)
+def _value(k, other):
+    if isinstance(other, types.Integer):
+        return lambda k, other: k
+    back, top, sign = _to[other], 2 ** (k.bitwidth - 1) - 1, k.bitwidth - 1
+    return lambda k, other: back(k ^ ((k >> sign) & top))
+
+
 @overload(p.masked)
 def _masked(g, m):
     if isinstance(g, types.Float):
@@ -402,5 +410,5 @@ def _arithmetic(op: Any) -> None:
         return None
 
 
-for _op in (operator.add, operator.sub, operator.mul):
+for _op in (operator.add, operator.sub, operator.mul, operator.truediv):
     _arithmetic(_op)

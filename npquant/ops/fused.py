@@ -14,7 +14,7 @@ from npquant.ops.fake_quantize import run_per_tensor
 
 _BOOL = np.dtype(np.bool_)
 #: The least scale, as a float32.
-_SMALL_SCALE = np.float32(6.1e-5)
+_SMALL_SCALE = 6.1e-5
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -259,21 +259,26 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     if x.size == 0:
         return y, mask
     granularity = layout.per_channel(x.shape, axis) if per_row else Granularity(1, x.size, None)
+    state = low, high, s, z
+    low, high, s, z = (checks.flat(p) for p in state)
     if observe:
         for running, seen in zip((low, high), lib.minmax(granularity, x), strict=True):
-            _move(running, seen.reshape(running.shape), c)
+            lib.move(checks.cast(seen, dtypes.float32), c, running)
+    if enabled:
+        choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
+        choose(low, high, (lo, hi), _SMALL_SCALE, 0, "float32", s, z)
+    for p, u in zip(state, (low, high, s, z), strict=True):
+        if not np.may_share_memory(p, u):
+            p[...] = u.reshape(p.shape)
     if not enabled:
         lib.copy(x, y, mask)
-        return y, mask
-    chosen = _choose(low, high, lo, hi, symmetric)
-    s[...], z[...] = (p.reshape(s.shape) for p in chosen)
-    if per_row:
+    elif per_row:
         code = checks.precision(x.dtype, lo, hi)
         lib.fake_quantize_per_channel(
             granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
         )
     else:
-        run_per_tensor(x, float(s.item()), int(z.item()), lo, hi, y, mask)
+        run_per_tensor(x, s.item(), int(z.item()), lo, hi, y, mask)
     return y, mask
 
 
@@ -304,44 +309,3 @@ def _state(
     if isinstance(p, np.ndarray) and not p.flags.writeable:
         raise ValueError(f"{name} must be writeable, got a read-only array")
     return p
-
-
-def _move(running: np.ndarray[Any, Any], seen: np.ndarray[Any, Any], c: float) -> None:
-    """The moving average, each step rounded to float32; an infinite one starts from `seen`."""
-    with np.errstate(all="ignore"):
-        moved = running + np.float32(c) * (seen - running)
-    running[...] = np.where(np.isinf(running), seen, moved)
-
-
-def _choose(
-    running_min: np.ndarray[Any, Any], running_max: np.ndarray[Any, Any],
-    lo: int, hi: int, symmetric: bool,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # fmt: skip
-    """Scales and zero points as FBGEMM's ChooseQuantizationParams gives them, step by step.
-
-    Ranges are float32, quotients float64; zero points follow from the rounded scale.
-    """
-    mn, mx, span = running_min.reshape(-1), running_max.reshape(-1), hi - lo
-    with np.errstate(all="ignore"):
-        centred = (mn < 0) & (mx > 0) & symmetric
-        qn, qp = np.float32(-(span // 2 + 1)), np.float32(span // 2)
-        unit = np.maximum(np.abs(mn / qn), np.abs(mx / qp))
-        mn = np.minimum(np.where(centred, unit * qn, mn), np.float32(0))
-        mx = np.maximum(np.where(centred, unit * qp, mx), np.float32(0))
-
-        scale = ((mx.astype(np.float64) - mn) / span).astype(np.float32)
-        scale[(scale == 0) | np.isinf(np.float32(1) / scale)] = 0.1
-        small = scale < _SMALL_SCALE
-        grown = _SMALL_SCALE / scale
-        mn, mx = (
-            np.where(small, np.where(mx == 0, -_SMALL_SCALE * np.float32(span), mn * grown), mn),
-            np.where(small, np.where(mn == 0, _SMALL_SCALE * np.float32(span), mx * grown), mx),
-        )
-        scale[small] = _SMALL_SCALE
-
-        below, above = mn / scale.astype(np.float64), mx / scale.astype(np.float64)
-        nearer = abs(lo) + np.abs(below) < abs(hi) + np.abs(above)
-        z = np.where(nearer, lo - below, hi - above)
-        z = np.where(centred, (lo + hi) / 2, z)
-        z = np.where(z < lo, lo, np.where(z > hi, hi, np.rint(z)))
-        return scale, np.where(np.isnan(z), _INT32[0], z)

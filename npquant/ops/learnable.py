@@ -6,7 +6,6 @@ of the zero point that of LSQ+ (Bhalgat et al., 2020); both pass through roundin
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fake_quantize import run_per_tensor
 from npquant.ops.quantize import group_shapes, token_shapes
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -98,11 +96,12 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input)
-    s = checks.scale_float32(checks.single(scale, "scale"))
-    lo, hi = checks.bounds(quant_min, quant_max)
-    z = _nearest(checks.number(checks.single(zero_point, "zero_point"), "zero_point"), lo, hi)
-    checks.finite(grad_factor, "grad_factor")
-    return run_per_tensor(x, s, z, lo, hi, checks.output(out, x, x.dtype), None)
+    s = checks.number(checks.single(scale, "scale"), "scale")
+    z = checks.number(checks.single(zero_point, "zero_point"), "zero_point")
+    numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype)
+    y = checks.output(out, x, x.dtype)
+    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    return y
 
 
 def fake_quantize_learnable_per_tensor_affine_backward(
@@ -852,12 +851,3 @@ def _backward(
             for total, p in zip(sums, given, strict=True)
         )
     return y, slope, shift
-
-
-def _nearest(z: float, lo: int, hi: int) -> int:
-    """The zero point that a learned one stands for: rounded to nearest even, then clamped."""
-    if math.isnan(z):
-        raise ValueError(f"zero_point must be a number, got {z}")
-    if not lo <= z <= hi:
-        return hi if z > 0 else lo
-    return min(max(int(np.rint(np.float32(z))), lo), hi)

@@ -13,6 +13,10 @@ from npquant.errors import show
 from npquant.meta import ArraySpec
 
 _FLOAT64, _INT64 = np.dtype(np.float64), np.dtype(np.int64)
+#: The dtypes that scales per token keep; those of other inputs are float32.
+_KEPT = (dtypes.float32, dtypes.float64, dtypes.bfloat16)
+#: The least scale per token of an asymmetric choice: float32's machine epsilon.
+_EPS = 2.0**-23
 
 QSCHEMES = (
     "per_tensor_affine",
@@ -173,7 +177,7 @@ def _choose(
     if isinstance(x, ArraySpec):
         return ArraySpec((1,), _FLOAT64), ArraySpec((1,), _INT64)
     mn, mx = backend.of(x).minmax(layout.Granularity(1, x.size, None), x)
-    return _determine(mn, mx, lo, hi, target, least, qscheme, False, False)
+    return _determine(mn, mx, lo, hi, target, least, qscheme, False, False, x)
 
 
 def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -238,21 +242,14 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     x = checks.real(input)
     if dtypes.target(dtype) != np.int8:
         raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
-    kind = dtypes.float32 if x.dtype in (*dtypes.INTEGERS, dtypes.float16) else x.dtype
-    shape = _token_shape(x)
-    if isinstance(x, ArraySpec):
-        return ArraySpec(shape, kind), ArraySpec(shape, kind)
-    mn, mx = backend.of(x).minmax(layout.per_token(x.shape), x)
-    with np.errstate(all="ignore"):
-        # In float64 first: the magnitude of the least integer is no integer of its dtype.
-        wide = np.float64 if x.dtype in dtypes.INTEGERS else kind
-        largest = np.maximum(np.abs(mn.astype(wide)), np.abs(mx.astype(wide))).astype(kind)
-        scale = np.maximum(largest, kind.type(1e-5))
-        if kind == dtypes.bfloat16:
-            scale = (scale.astype(np.float32) / np.float32(127)).astype(kind)
-        else:
-            scale = scale / kind.type(127)
-    return scale.reshape(shape), np.zeros(shape, kind)
+    kind = x.dtype if x.dtype in _KEPT else dtypes.float32
+    shape, lib = _token_shape(x), backend.of(x)
+    scale, z = checks.new(x, shape, kind), checks.new(x, shape, kind)
+    least, greatest = lib.minmax(layout.per_token(x.shape), x)
+    lib.choose_per_token(
+        least, greatest, (-127, 127), 1e-5, 0, "float64", checks.flat(scale), checks.flat(z)
+    )
+    return scale, z
 
 
 def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -317,20 +314,15 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     """
     x = checks.real(input)
     dtypes.target(dtype)
-    shape = _token_shape(x)
-    if isinstance(x, ArraySpec):
-        return ArraySpec(shape, _FLOAT64), ArraySpec(shape, _INT64)
-    mn, mx = backend.of(x).minmax(layout.per_token(x.shape), x)
-    if x.dtype in dtypes.INTEGERS:
-        mn, mx = mn.astype(np.float32), mx.astype(np.float32)
-    kind, lo, hi = mn.dtype.type, -128, 127
-    with np.errstate(all="ignore"):
-        mn, mx = np.minimum(mn, kind(0)), np.maximum(mx, kind(0))
-        scale = np.maximum(_divide(mx - mn, hi - lo), kind(np.finfo(np.float32).eps))
-        a, b = mn / scale, mx / scale
-        below = (kind(lo) + a) + (kind(hi) + b) > 0
-        z = np.rint(np.clip(np.where(below, kind(lo) - a, kind(hi) - b), kind(lo), kind(hi)))
-    return scale.astype(np.float64).reshape(shape), _int64(z).reshape(shape)
+    shape, lib = _token_shape(x), backend.of(x)
+    scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
+    least, greatest = lib.minmax(layout.per_token(x.shape), x)
+    if x.dtype in dtypes.INTEGERS and type(x) is np.ndarray:
+        least, greatest = least.astype(np.float32), greatest.astype(np.float32)
+    lib.choose_per_token_asymmetric(
+        least, greatest, (-128, 127), _EPS, 0, "float64", checks.flat(scale), checks.flat(z)
+    )
+    return scale, z
 
 
 def determine_qparams(
@@ -361,7 +353,7 @@ def determine_qparams(
     Parameters
     ----------
     min_val : ndarray or ArraySpec
-        Least values, of shape () for one range or (C,) for one each channel; float16, bfloat16,
+        Least values, of shape () for one range or (C,) for one of each channel; float16, bfloat16,
         float32 or float64.
     max_val : ndarray or ArraySpec
         Greatest values, of the shape and the dtype of `min_val`, nowhere less.
@@ -439,8 +431,8 @@ def determine_qparams(
         return _unset(mn)
     if (mn > mx).any():
         raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
-    flat = mn.reshape(-1), mx.reshape(-1)
-    return _determine(*flat, lo, hi, target, least, qscheme, custom, mn.ndim == 1)
+    flat = checks.flat(mn), checks.flat(mx)
+    return _determine(*flat, lo, hi, target, least, qscheme, custom, mn.ndim == 1, mn)
 
 
 def _unset(mn: Array) -> tuple[Array, Array]:
@@ -454,56 +446,23 @@ def _unset(mn: Array) -> tuple[Array, Array]:
 
 
 def _determine(
-    mn: np.ndarray[Any, Any], mx: np.ndarray[Any, Any], lo: int, hi: int,
-    target: dtypes.DType, eps: float, qscheme: str, custom: bool, vector: bool,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # fmt: skip
-    """The arithmetic of PyTorch's determine_qparams, step by step in its dtypes.
+    least: Array, greatest: Array, lo: int, hi: int, target: dtypes.DType, eps: float,
+    qscheme: str, custom: bool, vector: bool, x: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The kernel of a scheme, on checked arguments.
 
     A range without axes does not promote the float32 `eps` that it meets; a vector does.
     """
-    kind = mn.dtype.type
-    meets = np.float64 if vector and mn.dtype == np.float64 else np.float32
-    least = meets(np.float32(eps))
-    with np.errstate(all="ignore"):
-        low, high = np.minimum(mn, kind(0)), np.maximum(mx, kind(0))
-        if qscheme.endswith("symmetric"):
-            scale = np.maximum(_divide(np.maximum(-low, high), (hi - lo) / 2).astype(meets), least)
-            z = np.full(mn.shape, _middle(target, lo, hi, custom), np.int64)
-        elif qscheme.endswith("float_qparams"):
-            scale = _divide(mx - mn, hi - lo)
-            scale = np.where(scale.astype(meets) > least, scale, kind(1))
-            z = _int64((-mn) / scale)
-        else:
-            scale = np.maximum(_divide(high - low, hi - lo).astype(meets), least)
-            z = np.clip(_wrapped(lo - _int32(np.rint(low.astype(meets) / scale))), lo, hi)
-    return scale.astype(np.float64), z.astype(np.int64)
-
-
-def _divide(x: np.ndarray[Any, Any], by: float) -> np.ndarray[Any, Any]:
-    """x / by as PyTorch divides by a number: in float32 at least, rounded to the dtype of `x`."""
-    wide = dtypes.compute(x.dtype)
-    quotient: np.ndarray[Any, Any] = np.divide(x.astype(wide), wide.type(by)).astype(x.dtype)
-    return quotient
-
-
-def _int64(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """To int64; NaN and what does not fit become its least value, as on x86."""
-    return _truncated(v.astype(np.float64), 63)
-
-
-def _int32(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """To int32, held in int64; NaN and what does not fit become its least value."""
-    return _truncated(v.astype(np.float64), 31)
-
-
-def _truncated(v: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    fits = np.abs(v) < 2.0**bits
-    return np.where(fits, np.where(fits, v, 0).astype(np.int64), -(2**bits))
-
-
-def _wrapped(v: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Into the range of int32, modulo 2**32."""
-    return v.astype(np.int32).astype(np.int64)
+    precision = "float64" if vector and least.dtype == np.float64 else "float32"
+    lib, name = backend.of(x), qscheme.rsplit("_", 1)[-1]
+    choose = {"affine": lib.choose_affine, "symmetric": lib.choose_symmetric}.get(name)
+    shape = (least.size if vector else 1,)
+    scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
+    middle = _middle(target, lo, hi, custom)
+    (choose or lib.choose_float)(
+        least, greatest, (lo, hi), float(np.float32(eps)), middle, precision, scale, z
+    )
+    return scale, z
 
 
 def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:

@@ -1,0 +1,63 @@
+"""The docstrings of the public names: complete by numpydoc's rules, and their examples run."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import ERROR_MSGS, validate
+
+import npquant as nq
+import npquant.ops
+
+#: The rules of numpydoc: all but GL01, which wants the summary on the line below the quotes.
+RULES = set(ERROR_MSGS) - {"GL01"}
+
+NAMES = nq.__all__
+MODULES = ["npquant.meta"] + [
+    f"npquant.ops.{module.name}" for module in pkgutil.iter_modules(npquant.ops.__path__)
+]
+
+#: How Notes say what an op corresponds to; ops that PyTorch lacks say so.
+PYTORCH = ("``torch.", "PyTorch has no such")
+
+
+def section(name, title):
+    """Return a section of the docstring of a public name."""
+    return get_doc_object(getattr(nq, name))[title]
+
+
+def examples(found):
+    """Return the examples in a module or in one of its functions, each to run by itself."""
+    return [test for test in doctest.DocTestFinder().find(found, globs={}) if test.examples]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_is_complete(name):
+    assert [e for e in validate(f"npquant.{name}")["errors"] if e[0] in RULES] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_names_its_errors(name):
+    assert [error.type for error in section(name, "Raises")] == ["TypeError", "ValueError"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_names_the_op_of_pytorch(name):
+    notes = " ".join(section(name, "Notes"))
+    assert any(words in notes for words in PYTORCH)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_has_an_example_that_uses_it(name):
+    (test,) = examples(getattr(nq, name))
+    assert f"nq.{name}" in "".join(example.source for example in test.examples)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_give_what_they_show(module):
+    report = []
+    for test in examples(importlib.import_module(module)):
+        doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert "".join(report) == ""
