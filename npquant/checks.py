@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from npquant import dtypes
 from npquant.cpu.qparams import outside as outside
-from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, DType
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
@@ -56,59 +56,57 @@ def array(value: Any, name: str) -> Array:
 def floats(value: Any, name: str = "input") -> Array:
     """An array of one of the four floating dtypes."""
     x = value if type(value) is np.ndarray else array(value, name)
-    if x.dtype not in FLOATS:
-        _wrong_dtype(x, name, FLOATS)
-    return x
+    return x if x.dtype in FLOATS else native(x, name, FLOATS)
 
 
 def real(value: Any, name: str = "input") -> Array:
     """An array of floats or of integers."""
-    x = array(value, name)
-    if x.dtype not in FLOATS and x.dtype not in INTEGERS:
-        _wrong_dtype(x, name, FLOATS | INTEGERS)
-    return x
+    return native(array(value, name), name, REALS)
 
 
 def codes(value: Any, dtype: Any, name: str = "input") -> Array:
     """An array of codes of the dtype that the call names."""
-    q, expected = array(value, name), dtypes.target(dtype)
-    if q.dtype != expected:
-        raise TypeError(f"{name} must have the dtype given as dtype, {expected}, got {q.dtype}")
-    return q
+    return native(array(value, name), name, (dtypes.target(dtype),))
 
 
-def _wrong_dtype(x: Array, name: str, allowed: Any) -> None:
-    if not x.dtype.isnative and x.dtype.newbyteorder("=") in allowed:
-        return
-    raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {x.dtype}")
+def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
+    """An array of one of the `allowed` dtypes, copied if its bytes are in another order."""
+    if x.dtype in allowed:
+        return x
+    found = x.dtype.newbyteorder("=")
+    if found in allowed:
+        return x.astype(found)
+    several = "a dtype among" if len(allowed) > 1 else "the dtype"
+    raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}")
 
 
 def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
     """An array of the shape of `x`, and of `dtype` or else of the dtype of `x`."""
-    other, wanted = array(value, name), dtype or x.dtype
-    if other.dtype != wanted:
-        raise TypeError(f"{name} must have the dtype {wanted}, got {other.dtype}")
+    other = native(array(value, name), name, (dtype or x.dtype,))
     if other.shape != x.shape:
         raise ValueError(f"{name} must have the shape {x.shape}, got {other.shape}")
     together(x, other, name)
     return other
 
 
-def together(x: Array, other: Any, name: str) -> None:
+def together(x: Array, other: Array, name: str) -> None:
     """Refuse a spec among arrays and an array among specs."""
-    if isinstance(other, (np.ndarray, ArraySpec)) and type(other) is not type(x):
-        if isinstance(other, np.ndarray) and isinstance(x, ArraySpec) and name != "out":
-            return  # real qparams tell a spec nothing wrong
+    if type(other) is not type(x):
         raise TypeError(
             f"{name} and input must be of one kind, got {type(other).__name__} "
             f"and {type(x).__name__}"
         )
 
 
-def output(out: Any, x: Array, dtype: DType) -> Array:
-    """Where to write: `out` if it fits, else a new array that lies in memory as `x` does."""
+def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
+    """Where to write: `out` if it fits, else a new array that lies in memory as `x` does.
+
+    `out` may be the input itself, and must not overlap the `others`.
+    """
     if out is None and type(x) is np.ndarray:
-        return np.empty_like(x, dtype) if _dense(x) else np.empty(x.shape, dtype)
+        # As x lies in memory, if it has no gaps: so does PyTorch.
+        dense = x.flags.forc or memory_order(x) is not None
+        return np.empty_like(x, dtype) if dense else np.empty(x.shape, dtype)
     if out is None:
         return ArraySpec(x.shape, dtype)
     shape = x.shape
@@ -119,16 +117,20 @@ def output(out: Any, x: Array, dtype: DType) -> Array:
         raise ValueError(f"out must have the shape {shape}, got {y.shape}")
     together(x, y, "out")
     if type(y) is np.ndarray:
-        if not y.flags.writeable:
-            raise ValueError("out must be writeable, got a read-only array")
-        if (
-            0 in y.strides
-            and y.size > 1
-            and any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True))
-        ):
-            raise ValueError("out must not repeat its elements, got a broadcast array")
-        apart(y, x, "input")
-    return y
+        writeable(y, "out")
+        if not _same_elements(x, y):
+            _apart(x, y, "input itself or not overlap it")
+        for name, other in others.items():
+            _apart(other, y, f"apart from {name}")
+    return out  # itself, though it be a memory map
+
+
+def writeable(y: np.ndarray[Any, Any], name: str) -> None:
+    """Refuse an array that cannot be written to, or whose elements are one and the same."""
+    if not y.flags.writeable:
+        raise ValueError(f"{name} must be writeable, got a read-only array")
+    if any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
+        raise ValueError(f"{name} must not repeat its elements, got a broadcast array")
 
 
 def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
@@ -136,43 +138,53 @@ def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     return np.empty(shape, dtype) if type(x) is np.ndarray else ArraySpec(shape, dtype)
 
 
+def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
+    """One of some words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {show(value)}")
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
 def flat(x: Array) -> Array:
     """`x` with one axis, as a kernel takes it; a small array is copied where it must be."""
     if type(x) is ArraySpec:
         return x
-    native = x.dtype if x.dtype.isnative else x.dtype.newbyteorder("=")
-    u = np.ascontiguousarray(x, native).reshape(-1)
+    u = np.ascontiguousarray(x).reshape(-1)
     return u if u.flags.aligned else u.copy()
 
 
-def apart(y: Any, x: Any, name: str) -> None:
-    """Refuse an output that overlaps an input, unless they are the very same elements."""
+def _same_elements(x: Any, y: Any) -> bool:
+    return (
+        isinstance(x, np.ndarray)
+        and x.strides == y.strides
+        and x.itemsize == y.itemsize
+        and x.__array_interface__["data"] == y.__array_interface__["data"]
+    )
+
+
+def _apart(x: Any, y: Any, wanted: str) -> None:
+    """Refuse an output that shares memory with an input."""
     if not isinstance(x, np.ndarray) or not np.may_share_memory(x, y):
-        return
-    alike = x.strides == y.strides and x.itemsize == y.itemsize
-    if alike and x.__array_interface__["data"] == y.__array_interface__["data"]:
         return
     try:
         overlap = np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         overlap = True
     if overlap:
-        raise ValueError(f"out must be {name} itself or not overlap it, got a partial overlap")
-
-
-def _dense(x: np.ndarray[Any, Any]) -> bool:
-    return x.flags.forc or memory_order(x) is not None
+        raise ValueError(f"out must be {wanted}, got an overlapping array")
 
 
 # --- numbers ----------------------------------------------------------------------------------
 
 
-def integer(value: Any, name: str) -> int:
+def integer(value: Any, name: str, kind: type | None = None) -> int:
     """An integer, or the one element of an array (of floats: truncated, as PyTorch does)."""
     if type(value) is int:
         return value
     if isinstance(value, _ARRAYS):
-        n = one(value, name)
+        n = one(value, name, kind)
         if isinstance(n, float) and not math.isfinite(n):
             raise ValueError(f"{name} must be finite, got {n}")
         return int(n)
@@ -184,24 +196,25 @@ def integer(value: Any, name: str) -> int:
         raise TypeError(f"{name} must be an integer, got {show(value)}") from None
 
 
-def one(value: Array, name: str) -> float | int:
+def one(value: Array, name: str, kind: type | None = None) -> float | int:
     """The one element of an array, as a Python number; of a spec, a number that passes."""
     value = array(value, name)
+    if type(value) is ArraySpec and kind is np.ndarray:
+        raise TypeError(f"{name} must not be an ArraySpec where input is an array, got {value}")
     if value.size != 1:
         raise ValueError(f"{name} must have one element, got {show(value)}")
+    value = native(value, name, REALS)
     if value.dtype in FLOATS:
         return 1.0 if type(value) is ArraySpec else float(value.item())
-    if value.dtype in INTEGERS:
-        return 1 if type(value) is ArraySpec else int(value.item())
-    raise TypeError(f"{name} must be an array of numbers, got dtype {value.dtype}")
+    return 1 if type(value) is ArraySpec else int(value.item())
 
 
-def number(value: Any, name: str) -> float:
+def number(value: Any, name: str, kind: type | None = None) -> float:
     """A real number, or the one element of an array."""
     if type(value) is float:
         return value
     if isinstance(value, _ARRAYS):
-        return float(one(value, name))
+        return float(one(value, name, kind))
     numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
     if not numeric or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {show(value)}")
@@ -211,26 +224,26 @@ def number(value: Any, name: str) -> float:
         raise ValueError(f"{name} must fit a float64, got {show(value)}") from None
 
 
-def scale_number(value: Any, name: str = "scale") -> float:
+def scale_number(value: Any, name: str = "scale", kind: type | None = None) -> float:
     """A scale: positive and finite."""
-    scale = number(value, name)
+    scale = number(value, name, kind)
     if 0.0 < scale < math.inf:
         return scale
     raise ValueError(f"{name} must be positive and finite, got {scale}")
 
 
-def scale_float32(value: Any, name: str = "scale") -> float:
+def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> float:
     """A scale that stays positive and finite in float32, in which it is used."""
-    scale = number(value, name)
+    scale = number(value, name, kind)
     if _LEAST_FLOAT32 < scale < _BEYOND_FLOAT32:
         return scale
     raise ValueError(f"{name} must be positive and finite in float32, got {scale}")
 
 
-def bounds(quant_min: Any, quant_max: Any) -> tuple[int, int]:
+def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
     """The least and the greatest code, of any width up to int64."""
-    lo = quant_min if type(quant_min) is int else integer(quant_min, "quant_min")
-    hi = quant_max if type(quant_max) is int else integer(quant_max, "quant_max")
+    lo = quant_min if type(quant_min) is int else _bound(quant_min, "quant_min", -(2**63), kind)
+    hi = quant_max if type(quant_max) is int else _bound(quant_max, "quant_max", 2**63 - 1, kind)
     if lo > hi:
         raise ValueError(f"quant_min must not exceed quant_max, got {lo} > {hi}")
     if lo < -(2**63) or hi >= 2**63:
@@ -238,10 +251,19 @@ def bounds(quant_min: Any, quant_max: Any) -> tuple[int, int]:
     return lo, hi
 
 
-def bounds_of(quant_min: Any, quant_max: Any, dtype: DType) -> tuple[int, int]:
+def _bound(value: Any, name: str, unknown: int, kind: type | None) -> int:
+    n = integer(value, name, kind)
+    return unknown if type(value) is ArraySpec else n
+
+
+def bounds_of(
+    quant_min: Any, quant_max: Any, dtype: DType, kind: type | None = None
+) -> tuple[int, int]:
     """The least and the greatest code, within those of a dtype."""
-    lo, hi = bounds(quant_min, quant_max)
+    lo, hi = bounds(quant_min, quant_max, kind)
     least, greatest = BOUNDS[dtype]
+    lo = least if type(quant_min) is ArraySpec else lo
+    hi = greatest if type(quant_max) is ArraySpec else hi
     if lo < least or hi > greatest:
         raise ValueError(
             f"quant_min and quant_max must lie within {least}..{greatest} for {dtype}, "
@@ -250,26 +272,30 @@ def bounds_of(quant_min: Any, quant_max: Any, dtype: DType) -> tuple[int, int]:
     return lo, hi
 
 
-def bounds_around_zero(quant_min: Any, quant_max: Any) -> tuple[int, int]:
+def bounds_around_zero(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
     """The least and the greatest code, with zero between."""
-    lo, hi = bounds(quant_min, quant_max)
+    lo, hi = bounds(quant_min, quant_max, kind)
     if not lo <= 0 <= hi:
         raise ValueError(f"quant_min <= 0 <= quant_max is required, got {lo} and {hi}")
     return lo, hi
 
 
-def zero_point_inside(value: Any, lo: int, hi: int, name: str = "zero_point") -> int:
+def zero_point_inside(
+    value: Any, lo: int, hi: int, name: str = "zero_point", kind: type | None = None
+) -> int:
     """An integer zero point between the bounds."""
-    z = value if type(value) is int else integer(value, name)
+    z = value if type(value) is int else integer(value, name, kind)
     if lo <= z <= hi or type(value) is ArraySpec:
         return z
     raise ValueError(f"{name} must lie within {lo}..{hi}, got {z}")
 
 
-def zero_point_number(value: Any, name: str = "zero_point") -> int | float:
+def zero_point_number(
+    value: Any, name: str = "zero_point", kind: type | None = None
+) -> int | float:
     """A zero point: an integer, or the one element of an array, which may be fractional."""
     if isinstance(value, _ARRAYS):
-        z = one(value, name)
+        z = one(value, name, kind)
         if not math.isfinite(z):
             raise ValueError(f"{name} must be finite, got {z}")
         return z
@@ -279,17 +305,17 @@ def zero_point_number(value: Any, name: str = "zero_point") -> int | float:
     return z
 
 
-def truncated_int32(value: Any, name: str = "zero_point") -> int:
+def truncated_int32(value: Any, name: str = "zero_point", kind: type | None = None) -> int:
     """A zero point as PyTorch reads one from a tensor: truncated, and an int32."""
-    z = number(value, name)
+    z = number(value, name, kind)
     if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
         raise ValueError(f"{name} must fit int32, got {z}")
     return int(z)
 
 
-def finite(value: Any, name: str) -> float:
+def finite(value: Any, name: str, kind: type | None = None) -> float:
     """A finite number."""
-    v = number(value, name)
+    v = number(value, name, kind)
     if not math.isfinite(v):
         raise ValueError(f"{name} must be finite, got {v}")
     return v
@@ -302,13 +328,13 @@ def single(value: Any, name: str) -> Any:
     return value
 
 
-def switch(value: Any, name: str) -> bool:
+def switch(value: Any, name: str, kind: type | None = None) -> bool:
     """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
         return bool(value.reshape(-1)[0])
-    n = number(value, name)
+    n = number(value, name, kind)
     if not math.isfinite(n):
         raise ValueError(f"{name} must be finite, got {n}")
     return int(n) != 0
@@ -316,7 +342,7 @@ def switch(value: Any, name: str) -> bool:
 
 def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
     """An axis of `x`, counted from the front."""
-    a = axis if type(axis) is int else integer(axis, name)
+    a = axis if type(axis) is int else integer(axis, name, type(x))
     if not -x.ndim <= a < x.ndim:
         raise ValueError(f"{name} must be an axis of input, of shape {x.shape}, got {a}")
     return a if a >= 0 else a + x.ndim
@@ -324,7 +350,7 @@ def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
 
 def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
     """A group size that divides the last axis of `x`."""
-    g = integer(group_size, "group_size")
+    g = integer(group_size, "group_size", type(x))
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"input must have {ndim} axes, got shape {x.shape}")
     if x.ndim == 0:
@@ -343,23 +369,31 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
 def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
     """One number a channel: an array of one of `shapes`; it comes back flat and contiguous."""
     if type(value) is ArraySpec:
-        together(x, value, name)
+        together(x, value, name)  # but real qparams tell a spec nothing wrong
         p: Any = value
     else:
-        try:
-            p = value if type(value) is np.ndarray else np.asarray(value)
-        except ValueError:
-            raise TypeError(f"{name} must be an array of numbers, got {show(value)}") from None
-    if p.dtype not in FLOATS and p.dtype not in INTEGERS:
-        _wrong_dtype(p, name, FLOATS | INTEGERS)
+        p = value if type(value) is np.ndarray else numbers(value, name)
+    if p.dtype not in FLOATS:
+        p = native(p, name, REALS)
     if p.shape not in shapes:
         allowed = " or ".join(map(str, dict.fromkeys(shapes)))
         raise ValueError(f"{name} must have the shape {allowed}, got {p.shape}")
     if type(p) is ArraySpec:
         return p
-    if p.ndim == 1 and p.flags.c_contiguous and p.flags.aligned and p.dtype.isnative:
+    if p.ndim == 1 and p.flags.c_contiguous and p.flags.aligned:
         return p
     return flat(p)
+
+
+def numbers(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """An array, or what NumPy makes an array of numbers of: a list, a scalar."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        p: np.ndarray[Any, Any] = array(value, name)
+        return p
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise TypeError(f"{name} must be an array of numbers, got {show(value)}") from None
 
 
 def in_range(p: Array, name: str, lo: float, hi: float, allowed: str) -> None:
@@ -406,11 +440,12 @@ def all_finite(p: Array, name: str) -> None:
     in_range(p, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
 
 
-def int32s(p: Array, name: str, truncate: bool = False) -> Array:
-    """Zero points as int32; floating ones are truncated where PyTorch does, or were refused."""
-    in_range(p, name, -(2.0**31) - truncate + (0 if not truncate else 2.0**-21),
-             2.0**31 - (1 if not truncate else 2.0**-21), "within int32")  # fmt: skip
-    return p if p.dtype == _INT32 else cast(p, _INT32)
+def int32s(p: Array, name: str) -> Array:
+    """Zero points as int32; floating ones are truncated, as PyTorch does."""
+    if p.dtype == _INT32:
+        return p
+    in_range(p, name, *_TRUNCATE_TO_INT32, "within int32")
+    return cast(p, _INT32)
 
 
 def no_nan(p: Array, name: str) -> Array:
@@ -423,10 +458,12 @@ def learned(value: Any, name: str) -> Array:
     """A parameter that has a gradient: an array of floats; a number is a float32."""
     if isinstance(value, (float, np.float32, np.float64)):
         value = np.array([value], np.float64 if type(value) is np.float64 else np.float32)
-    return floats(value if isinstance(value, _ARRAYS) else np.asarray(value), name)
+    return floats(value if isinstance(value, _ARRAYS) else numbers(value, name), name)
 
 
 _INT32 = np.dtype(np.int32)
+#: Between these, a float64 truncates to an int32.
+_TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
 
 
@@ -467,22 +504,30 @@ def _remembered(check: Callable[..., T]) -> Callable[..., T]:
 
 
 @_remembered
-def affine(scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType) -> Affine:
+def affine(
+    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, kind: type
+) -> Affine:
     """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds."""
-    s = scale_float32(scale)
-    lo, hi = bounds(quant_min, quant_max)
-    z = zero_point_inside(zero_point, lo, hi)
+    s = scale_float32(scale, kind=kind)
+    lo, hi = bounds(quant_min, quant_max, kind)
+    z = zero_point_inside(zero_point, lo, hi, kind=kind)
     return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
 
 
 @_remembered
 def learned_affine(
-    scale: float, zero_point: float, quant_min: Any, quant_max: Any, grad_factor: Any, dtype: DType
+    scale: float,
+    zero_point: float,
+    quant_min: Any,
+    quant_max: Any,
+    grad_factor: Any,
+    dtype: DType,
+    kind: type,
 ) -> Affine:
     """As `affine`, with a learned zero point: rounded to nearest even in float32, then clamped."""
-    s = scale_float32(scale)
-    lo, hi = bounds(quant_min, quant_max)
-    finite(grad_factor, "grad_factor")
+    s = scale_float32(scale, kind=kind)
+    lo, hi = bounds(quant_min, quant_max, kind)
+    finite(grad_factor, "grad_factor", kind)
     if math.isnan(zero_point):
         raise ValueError(f"zero_point must be a number, got {zero_point}")
     if lo <= zero_point <= hi:
@@ -499,22 +544,34 @@ def _names(code_: str) -> tuple[str, str, str]:
 
 @_remembered
 def quantizing(
-    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, target: DType
+    scale: Any,
+    zero_point: Any,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: DType,
+    target: DType,
+    kind: type,
 ) -> Affine:
     """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64."""
-    s, z = scale_number(scale), zero_point_number(zero_point)
-    bounds_ = bounds_of(quant_min, quant_max, target)
+    s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
+    bounds_ = bounds_of(quant_min, quant_max, target, kind)
     number = dtypes.compute(dtype).name
     return 1.0 / s, z, constants(*bounds_, target), (number, number, code(dtype, target))
 
 
 @_remembered
 def dequantizing(
-    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, out_dtype: DType
+    scale: Any,
+    zero_point: Any,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: DType,
+    out_dtype: DType,
+    kind: type,
 ) -> Affine:
     """The arguments of dequantize_per_tensor."""
-    s, z = scale_number(scale), zero_point_number(zero_point)
-    bounds_of(quant_min, quant_max, dtype)
+    s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
+    bounds_of(quant_min, quant_max, dtype, kind)
     return s, z, (0, 0, 0), (dtypes.compute(out_dtype).name, "float64", "float32")
 
 

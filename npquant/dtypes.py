@@ -26,6 +26,8 @@ INTEGERS: Final = frozenset(
     np.dtype(t) for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 )
 
+REALS: Final = FLOATS | INTEGERS
+
 FLOAT8: Final = frozenset({float8_e4m3fn, float8_e5m2})
 
 #: What can be quantized to, with the least and the greatest code.
@@ -43,12 +45,10 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
     float8_e5m2: (-57344, 57344),
 }
 
-_NAMES: Final = {d: d.name for d in (*BOUNDS, *FLOATS, *INTEGERS)}
-
 
 def names(dtypes: Any) -> str:
     """The names of `dtypes`, for messages."""
-    return ", ".join(sorted(_NAMES.get(d, str(d)) for d in dtypes))
+    return ", ".join(sorted(d.name for d in dtypes))
 
 
 def canonical(dtype: Any, name: str) -> DType:

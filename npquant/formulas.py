@@ -355,9 +355,8 @@ def float_qparams(
     zero = like(np.float32(0), least)
     scale = divided(greatest - least, hi - lo)
     scale = scale if like(scale, eps) > eps else like(np.float32(1), scale)
-    return like(scale, s), truncated(
-        widen(divided(zero - least, widen(scale))), np.float32(2.0**63)
-    )
+    z = widen(divided(zero - least, widen(scale)))
+    return like(scale, s), truncated(z, INT64_END)
 
 
 @formula

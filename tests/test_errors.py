@@ -91,7 +91,7 @@ NO_ARRAY += [
 ]
 COMPLEX = [Wrong("complex_array", TypeError, lambda x: x.astype(complex))]
 BOOL = [Wrong("bool_array", TypeError, lambda x: x.astype(bool))]
-INTEGERS = [Wrong("int_array", TypeError, lambda x: x.astype(np.int16))]
+INTEGERS = [Wrong("int_array", TypeError, lambda x: np.ones(x.shape, np.int16))]
 ANY_DATA = NO_ARRAY + COMPLEX + BOOL
 FLOATS = ANY_DATA + INTEGERS
 CODES = [*FLOATS, Wrong("float_array", TypeError, lambda q: q.astype(F32))]
@@ -398,3 +398,38 @@ def test_data_without_an_axis(name):
 def test_no_argument_is_unknown(name):
     with pytest.raises(TypeError, match="unexpected keyword"):
         results(name, valid(name) | {"output": None})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_special_values_warn_of_nothing(name):
+    """Infinities and NaN are data like any other; warnings are errors in this test run."""
+    special = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 0.0], F32)
+    for x in (special, special[:1], special[1:2], special[3:5]):
+        kwargs = arguments(name, shape_of(name))
+        for key in DATA:
+            if key in kwargs and kwargs[key].dtype == F32:
+                kwargs[key] = np.resize(x, kwargs[key].shape)
+        results(name, kwargs)
+
+
+#: Large or small, but right: (op, arguments).
+EXTREME = (
+    ("quantize_per_tensor", {"scale": 1e-320}),
+    ("quantize_per_tensor", {"scale": 1e300}),
+    ("dequantize_per_tensor", {"scale": 1e300}),
+    ("dequantize_per_channel", {"scales": np.full(SHAPE[0], 1e300)}),
+    ("choose_qparams", {"eps": 1e300}),
+    ("choose_qparams_symmetric", {"eps": 1e300}),
+    ("determine_qparams", {"eps": 1e300}),
+    ("fake_quantize_learnable_per_tensor_affine", {"zero_point": 1e300}),
+    ("fake_quantize_learnable_per_tensor_affine", {"zero_point": -np.inf}),
+    ("fake_quantize_learnable_per_tensor_affine", {"grad_factor": 1e300}),
+    ("fake_quantize_learnable_per_tensor_affine_backward", {"grad_factor": 1e300}),
+    ("fused_moving_avg_obs_fake_quant", {"averaging_const": 1e300}),
+    ("fused_moving_avg_obs_fake_quant", {"input": np.full(SHAPE, 1e300), "fake_quant_on": 0}),
+)
+
+
+@pytest.mark.parametrize(("name", "changes"), EXTREME)
+def test_extreme_arguments_warn_of_nothing(name, changes):
+    results(name, arguments(name, shape_of(name)) | changes)

@@ -35,7 +35,10 @@ def _masked_gradient(begin: Any, end: Any, grad: Any, mask: Any, grad_input: Any
 masked_gradient = flat_map(_masked_gradient, "masked_gradient")
 
 
-def copy(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> None:
+def copy(
+    x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None
+) -> None:
     """What fake quantize does while it is switched off."""
     np.copyto(y, x)
-    mask.fill(True)
+    if mask is not None:
+        mask.fill(True)

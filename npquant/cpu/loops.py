@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.target import Kernel, Types, array_type
+from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, store
@@ -113,14 +113,22 @@ class Elementwise:
         are numbers, and of the constants; "wide" of the latter is for codes too large for it.
         """
         n = x.size
+        if n < PARALLEL_FROM and type(scale) is float and x.flags.carray and y.flags.carray:
+            # A small array on one scale leaves nothing to decide, and no time for it.
+            entry = self._runs.serial.get((x.dtype, y.dtype, precision, mask is None))
+            if entry is not None:
+                if x.ndim != 1:
+                    x, y = x.reshape(n), y.reshape(n)
+                    mask = None if mask is None else mask.reshape(n)
+                entry(0, n, 0, 1, n, x, scale, zero_point, *constants, y, mask)
+                return
         if precision[2] == "wide" and self._wide is not None:
             self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
-            if x.ndim != 1:
-                x, y = x.reshape(n), y.reshape(n)
-                mask = None if mask is None else mask.reshape(n)
+            x, y = x.reshape(n), y.reshape(n)
+            mask = None if mask is None else mask.reshape(n)
             self._flat(channels, inner or n, 0, x, scale, zero_point, constants, precision, y, mask)
             return
         for layout, first, (u, v, w) in pieces(granularity, (x,), (y, mask)):

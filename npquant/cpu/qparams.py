@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,20 @@ def _types(dtype: Any) -> Types:
 _call = compiled(_any_outside, _types)
 
 
+@lru_cache(maxsize=256)
+def _inward(lo: float, hi: float) -> tuple[float, float]:
+    """The bounds as float32, rounded so that nothing outside is let in."""
+    with np.errstate(all="ignore"):
+        a, b = np.float32(lo), np.float32(hi)
+        a = a if float(a) >= lo else np.nextafter(a, np.float32(np.inf))
+        b = b if float(b) <= hi else np.nextafter(b, np.float32(-np.inf))
+    return float(a), float(b)
+
+
 def outside(p: Array, lo: float, hi: float) -> int:
     """The index of the first element of `p` that is NaN or not in [lo, hi]; -1 if there is none."""
-    if not _call(p.dtype, p, lo, hi):
+    bounds = (lo, hi) if p.dtype in _WIDE else _inward(lo, hi)
+    if not _call(p.dtype, p, *bounds):
         return -1
     with np.errstate(invalid="ignore"):
         v = p.astype(np.float64)

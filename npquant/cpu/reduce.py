@@ -93,7 +93,7 @@ _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     """The least and the greatest element of each channel, in one pass; NaN where there is one."""
-    dtype: Any = x.dtype if x.dtype.isnative else x.dtype.newbyteorder("=")
+    dtype: Any = x.dtype
     kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
     if x.size == 0:
         return np.empty(0, dtype), np.empty(0, dtype)

@@ -105,22 +105,22 @@ class Kernel:
                 run(t * grain, min(n, (t + 1) * grain), *args)
 
         self._parallel = _renamed(parallel, f"{name}_parallel_{FINGERPRINT}")
-        self._serial_entries: dict[Key, Any] = {}
-        self._parallel_entries: dict[Key, Any] = {}
+        self.serial: dict[Key, Any] = {}
+        self.parallel: dict[Key, Any] = {}
 
     def __call__(self, n: int, size: int, args: tuple[Any, ...], key: Key) -> None:
         """Do the items [0, n), which are `size` elements."""
         if size < PARALLEL_FROM or threads() == 1:
-            entry = self._serial_entries.get(key)
+            entry = self.serial.get(key)
             if entry is None:
                 types_ = (types.intp, types.intp, *self._signature(*key))
-                entry = self._serial_entries[key] = _compile(self._segment, types_, False)
+                entry = self.serial[key] = _compile(self._segment, types_, False)
             entry(0, n, *args)
         else:
-            entry = self._parallel_entries.get(key)
+            entry = self.parallel.get(key)
             if entry is None:
                 types_ = (types.intp, types.intp, types.Tuple(self._signature(*key)))
-                entry = self._parallel_entries[key] = _compile(self._parallel, types_, True)
+                entry = self.parallel[key] = _compile(self._parallel, types_, True)
             entry(n, max(1, n * GRAIN // size), args)
 
 

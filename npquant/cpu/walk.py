@@ -1,7 +1,7 @@
 """From arrays as they come to flat pieces that a kernel takes.
 
 Contiguous arrays are one piece, dense permuted ones are one piece in memory order; anything else
-(strided, broadcast, unaligned, byte-swapped, or arrays that lie differently) is packed piece by
+(strided, broadcast, unaligned, or arrays that lie differently) is packed piece by
 piece into buffers that stay in cache, so no temporary of the size of the input is ever made.
 """
 
@@ -21,9 +21,9 @@ PIECE = 1 << 14
 
 
 def plain(x: Array) -> bool:
-    """Whether a kernel can read `x` in C order as it is."""
+    """Whether a kernel can take `x` in C order as it is."""
     flags = x.flags
-    return bool(flags.c_contiguous and flags.aligned and x.dtype.isnative)
+    return flags.carray or (flags.c_contiguous and flags.aligned)
 
 
 def pieces(
@@ -43,15 +43,10 @@ def pieces(
 
     layout = Layout(granularity.channels, granularity.inner)
     size = arrays[0].size
-    buffers = [
-        None if a is None else np.empty(min(PIECE, size), a.dtype.newbyteorder("="))
-        for a in outputs
-    ]
+    buffers = [None if a is None else np.empty(min(PIECE, size), a.dtype) for a in outputs]
     for first in range(0, size, PIECE):
         span = slice(first, min(first + PIECE, size))
-        packed: list[Any] = [
-            np.ascontiguousarray(a.flat[span], a.dtype.newbyteorder("=")) for a in inputs
-        ]
+        packed: list[Any] = [a.flat[span] for a in inputs]
         results = [b if b is None else b[: span.stop - first] for b in buffers]
         yield layout, first, packed + results
         for a, result in zip(outputs, results, strict=True):
@@ -66,7 +61,7 @@ def _in_memory_order(
     if all(plain(a) for a in arrays):
         return Layout(granularity.channels, granularity.inner), None
     orders = {memory_order(a) for a in arrays}
-    if len(orders) > 1 or not all(a.flags.aligned and a.dtype.isnative for a in arrays):
+    if len(orders) > 1 or not all(a.flags.aligned for a in arrays):
         return None
     order = orders.pop()
     if order is None:
@@ -105,16 +100,14 @@ def channel_pieces(
         arrays = [np.moveaxis(a, granularity.axis, 0) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     some, length = max(1, PIECE // count), min(count, PIECE // tile * tile)
-    buffers = [np.empty(some * length, a.dtype.newbyteorder("=")) for a in outputs]
+    buffers = [np.empty(some * length, a.dtype) for a in outputs]
     views = arrays[: len(inputs)], arrays[len(inputs) :]
     for c in range(0, granularity.channels, some):
         channels = slice(c, min(c + some, granularity.channels))
         for e in range(0, count, length):
             m = min(length, count - e)
             span = slice(c * count + e, (channels.stop - 1) * count + e + m)
-            packed = [
-                np.ascontiguousarray(a.flat[span], a.dtype.newbyteorder("=")) for a in views[0]
-            ]
+            packed = [a.flat[span] for a in views[0]]
             results = [b[: span.stop - span.start] for b in buffers]
             tiles = slice(e // tile, -(-(e + m) // tile))
             yield Layout(channels.stop - c, m), channels, tiles, packed + results

@@ -10,8 +10,8 @@ from npquant import backend, checks, dtypes
 from npquant.checks import Array
 from npquant.meta import ArraySpec
 
-_CONVERTIBLE = dtypes.FLOATS | dtypes.INTEGERS | dtypes.FLOAT8 | {np.dtype(np.bool_)}
-_COMPLEX = frozenset({np.dtype(np.complex64), np.dtype(np.complex128)})
+_CONVERTIBLE: frozenset[dtypes.DType] = dtypes.REALS | dtypes.FLOAT8 | {np.dtype(np.bool_)}
+_COMPLEX: frozenset[dtypes.DType] = frozenset({np.dtype(np.complex64), np.dtype(np.complex128)})
 
 
 def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) -> Array:
@@ -68,11 +68,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     >>> nq.convert_element_type(x, np.float16)
     array([300. ,  -1.5,   nan], dtype=float16)
     """
-    x = checks.array(input, "input")
-    if x.dtype not in _CONVERTIBLE | _COMPLEX:
-        raise TypeError(
-            f"input must have a dtype among {dtypes.names(_CONVERTIBLE | _COMPLEX)}, got {x.dtype}"
-        )
+    x = checks.native(checks.array(input, "input"), "input", _CONVERTIBLE | _COMPLEX)
     target = dtypes.canonical(dtype, "dtype")
     if target not in _CONVERTIBLE:
         raise TypeError(f"dtype must be one of {dtypes.names(_CONVERTIBLE)}, got {target}")

@@ -94,7 +94,11 @@ def fake_quantize_per_tensor_affine(
     >>> nq.fake_quantize_per_tensor_affine(x, 1.0, 1, -8, 7)
     array([-9.,  0.,  0.,  2.,  6., -9.], dtype=float32)
     """
-    return _per_tensor(input, scale, zero_point, quant_min, quant_max, out)
+    x = checks.floats(input)
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
+    y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
+    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    return y
 
 
 def fake_quantize_per_tensor_affine_cachemask(
@@ -168,8 +172,11 @@ def fake_quantize_per_tensor_affine_cachemask(
     >>> mask
     array([False,  True,  True, False])
     """
-    mask = checks.output(None, checks.floats(input), _BOOL)
-    return _per_tensor(input, scale, zero_point, quant_min, quant_max, None, mask), mask
+    x = checks.floats(input)
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
+    y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
+    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y, mask)
+    return y, mask
 
 
 def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
@@ -254,10 +261,10 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    lo, hi = checks.bounds(quant_min, quant_max)
-    s = checks.scale_float32(scale)
-    z = checks.truncated_int32(zero_point, "zero_point")
-    enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled")
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    s = checks.scale_float32(scale, kind=type(x))
+    z = checks.truncated_int32(zero_point, "zero_point", type(x))
+    enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
     if enabled:
         run_per_tensor(x, s, z, lo, hi, y, mask)
@@ -795,17 +802,6 @@ def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | No
 # --- what they share --------------------------------------------------------------------------
 
 
-def _per_tensor(
-    input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
-    out: Any, mask: Array | None = None,
-) -> Array:  # fmt: skip
-    x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype)
-    y = checks.output(out, x, x.dtype)
-    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y, mask)
-    return y
-
-
 def run_per_tensor(
     x: Array, s: float, z: int, lo: int, hi: int, y: Array, mask: Array | None
 ) -> Array:
@@ -826,7 +822,7 @@ def _per_channel(
     shapes = ((x.shape[a],),)
     s = checks.scales_float32(scale, "scale", shapes, x)
     z = checks.parameters(zero_point, "zero_point", shapes, x)
-    lo, hi = checks.bounds(quant_min, quant_max)
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
     lib, code = backend.of(x), "float64"
     if z.dtype == dtypes.float16:
         kernel = lib.fake_quantize_half_zero_point
@@ -838,7 +834,7 @@ def _per_channel(
         kernel, code = lib.fake_quantize_per_channel, checks.precision(x.dtype, lo, hi)
         checks.in_range(z, "zero_point", lo, hi, f"within {lo}..{hi}")
         z = checks.int32s(z, "zero_point")
-    y = checks.output(out, x, x.dtype)
+    y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
     kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
 
@@ -853,11 +849,10 @@ def _decomposed(
     s = checks.scales_float32(scales, "scales", shapes, x)
     if x.dtype == dtypes.float64:
         s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
-    z = checks.int32s(
-        checks.parameters(zero_points, "zero_points", shapes, x), "zero_points", truncate=True
-    )
-    lo, hi = checks.bounds(quant_min, quant_max)
-    y = checks.output(out, x, x.dtype)
+    z = checks.parameters(zero_points, "zero_points", shapes, x)
+    z = checks.int32s(z, "zero_points")
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    y = checks.output(out, x, x.dtype, scales=s, zero_points=z)
     code = dtypes.compute(x.dtype).name
     backend.of(x).fake_quantize_decomposed(
         layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
@@ -872,7 +867,7 @@ def _masked(grad: Any, mask: Any, out: Any) -> Array:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)
-    y = checks.output(out, g, g.dtype)
+    y = checks.output(out, g, g.dtype, mask=m)
     backend.of(g).masked_gradient(g, m, y)
     return y
 

@@ -125,9 +125,9 @@ def fused_moving_avg_obs_fake_quant(
     >>> scale, zero_point
     (array([0.01568628], dtype=float32), array([83], dtype=int32))
     """
-    return fused_moving_avg_obs_fake_quant_cachemask(
+    return _fused(
         input, observer_on, fake_quant_on, running_min, running_max, scale, zero_point,
-        averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant, symmetric_quant,
+        averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant, symmetric_quant, False,
     )[0]  # fmt: skip
 
 
@@ -239,20 +239,35 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     >>> mask
     array([ True,  True,  True])
     """
+    return _fused(
+        input, observer_on, fake_quant_on, running_min, running_max, scale, zero_point,
+        averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant, symmetric_quant, True,
+    )  # fmt: skip
+
+
+# --- what they share --------------------------------------------------------------------------
+
+
+def _fused(
+    input: Any, observer_on: Any, fake_quant_on: Any, running_min: Any, running_max: Any,
+    scale: Any, zero_point: Any, averaging_const: Any, quant_min: Any, quant_max: Any,
+    ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any, masked: bool,
+) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    observe = checks.switch(observer_on, "observer_on")
-    enabled = checks.switch(fake_quant_on, "fake_quant_on")
-    per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant")
-    symmetric = checks.switch(symmetric_quant, "symmetric_quant")
-    c = checks.finite(averaging_const, "averaging_const")
-    lo, hi = _int32_bounds(quant_min, quant_max)
+    observe = checks.switch(observer_on, "observer_on", type(x))
+    enabled = checks.switch(fake_quant_on, "fake_quant_on", type(x))
+    per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant", type(x))
+    symmetric = checks.switch(symmetric_quant, "symmetric_quant", type(x))
+    c = checks.finite(averaging_const, "averaging_const", type(x))
+    lo, hi = _int32_bounds(quant_min, quant_max, x)
     axis = checks.axis_of(ch_axis, x, "ch_axis") if per_row else 0
     shapes = ((x.shape[axis],),) if per_row else ((1,), ())
     low = _state(running_min, "running_min", shapes, x, _FLOAT)
     high = _state(running_max, "running_max", shapes, x, _FLOAT)
     s = _state(scale, "scale", shapes, x, _FLOAT)
     z = _state(zero_point, "zero_point", shapes, x, _INTEGER if not per_row else _INTEGER[:1])
-    y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
+    y = checks.output(None, x, x.dtype)
+    mask = checks.output(None, x, _BOOL) if masked else None
     if isinstance(x, ArraySpec):
         return y, mask
     lib = backend.of(x)
@@ -282,14 +297,16 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     return y, mask
 
 
-# --- what they share --------------------------------------------------------------------------
-
 _FLOAT = (dtypes.float32,)
 _INTEGER = (np.dtype(np.int32), np.dtype(np.int64), dtypes.float32)
 
 
-def _int32_bounds(quant_min: Any, quant_max: Any) -> tuple[int, int]:
-    lo, hi = checks.bounds(quant_min, quant_max)
+def _int32_bounds(quant_min: Any, quant_max: Any, x: Array) -> tuple[int, int]:
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    lo, hi = (
+        _INT32[i] if type(v) is ArraySpec else n
+        for i, (v, n) in enumerate(((quant_min, lo), (quant_max, hi)))
+    )
     if lo == hi or lo < _INT32[0] or hi > _INT32[1]:
         raise ValueError(f"quant_min < quant_max is required, both int32, got {lo} and {hi}")
     return lo, hi
@@ -300,12 +317,13 @@ def _state(
 ) -> Array:
     """An array that is updated in place."""
     p = checks.array(value, name)
-    checks.together(x, p, name)
+    if type(p) is ArraySpec:
+        checks.together(x, p, name)
     if p.dtype not in allowed:
         raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {p.dtype}")
     if p.shape not in shapes:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, "
                          f"got {p.shape}")  # fmt: skip
-    if isinstance(p, np.ndarray) and not p.flags.writeable:
-        raise ValueError(f"{name} must be writeable, got a read-only array")
+    if isinstance(p, np.ndarray):
+        checks.writeable(p, name)
     return p

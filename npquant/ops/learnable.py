@@ -17,6 +17,8 @@ from npquant.meta import ArraySpec
 from npquant.ops.quantize import group_shapes, token_shapes
 
 Shapes = tuple[tuple[int, ...], ...]
+#: What `zero_point_rounding` may be.
+ROUNDINGS = ("pytorch", "nearest")
 
 
 def fake_quantize_learnable_per_tensor_affine(
@@ -96,10 +98,10 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input)
-    s = checks.number(checks.single(scale, "scale"), "scale")
-    z = checks.number(checks.single(zero_point, "zero_point"), "zero_point")
-    numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype)
-    y = checks.output(out, x, x.dtype)
+    s = checks.number(checks.single(scale, "scale"), "scale", type(x))
+    z = checks.number(checks.single(zero_point, "zero_point"), "zero_point", type(x))
+    numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype, type(x))
+    y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
     backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
     return y
 
@@ -811,9 +813,9 @@ def _forward(
 ) -> Array:  # fmt: skip
     s = checks.scales_float32(scale, "scale", shapes, x)
     z = checks.no_nan(checks.parameters(zero_point, "zero_point", shapes, x), "zero_point")
-    lo, hi = checks.bounds(quant_min, quant_max)
-    checks.finite(grad_factor, "grad_factor")
-    y = checks.output(out, x, x.dtype)
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    checks.finite(grad_factor, "grad_factor", type(x))
+    y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
     code = checks.precision(x.dtype, lo, hi)
     backend.of(x).fake_quantize_learnable(
         granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y
@@ -826,18 +828,14 @@ def _backward(
     quant_min: Any, quant_max: Any, grad_factor: Any, zero_point_rounding: Any,
     kernel: str = "learnable_gradients_per_channel",
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    if zero_point_rounding not in ("pytorch", "nearest"):
-        raise ValueError(
-            f'zero_point_rounding must be "pytorch" or "nearest", got {zero_point_rounding!r}'
-        )
-    if zero_point_rounding == "nearest":
+    if checks.option(zero_point_rounding, "zero_point_rounding", ROUNDINGS) == "nearest":
         kernel += "_nearest"
     g = checks.same(grad, "grad", x)
     given = [checks.learned(p, n) for p, n in ((scale, "scale"), (zero_point, "zero_point"))]
     s = checks.scales_float32(given[0], "scale", shapes, x)
     z = checks.no_nan(checks.parameters(given[1], "zero_point", shapes, x), "zero_point")
-    lo, hi = checks.bounds_around_zero(quant_min, quant_max)
-    factor = checks.finite(grad_factor, "grad_factor")
+    lo, hi = checks.bounds_around_zero(quant_min, quant_max, type(x))
+    factor = checks.finite(grad_factor, "grad_factor", type(x))
     y = checks.output(None, x, x.dtype)
     if isinstance(x, ArraySpec):
         return y, *(ArraySpec(p.shape, p.dtype) for p in given)

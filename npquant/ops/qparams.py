@@ -170,8 +170,8 @@ def _choose(
 ) -> tuple[Array, Array]:
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    lo, hi = _proper(quant_min, quant_max)
-    least = checks.finite(eps, "eps")
+    lo, hi = _proper(quant_min, quant_max, x)
+    least = checks.finite(eps, "eps", type(x))
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
     if isinstance(x, ArraySpec):
@@ -416,12 +416,11 @@ def determine_qparams(
     checks.same(mx, "max_val", mn)
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
-    lo, hi = checks.bounds(quant_min, quant_max)
+    lo, hi = checks.bounds(quant_min, quant_max, type(mn))
     target = dtypes.target(dtype)
-    least = checks.finite(eps, "eps")
-    custom = checks.switch(has_customized_qrange, "has_customized_qrange")
-    if qscheme not in QSCHEMES:
-        raise ValueError(f"qscheme must be one of {', '.join(QSCHEMES)}, got {show(qscheme)}")
+    least = checks.finite(eps, "eps", type(mn))
+    custom = checks.switch(has_customized_qrange, "has_customized_qrange", type(mn))
+    checks.option(qscheme, "qscheme", QSCHEMES)
     if mn.size == 0:
         return _unset(mn)
     if isinstance(mn, ArraySpec):
@@ -460,9 +459,15 @@ def _determine(
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
     middle = _middle(target, lo, hi, custom)
     (choose or lib.choose_float)(
-        least, greatest, (lo, hi), float(np.float32(eps)), middle, precision, scale, z
+        least, greatest, (lo, hi), _narrowed(eps), middle, precision, scale, z
     )
     return scale, z
+
+
+def _narrowed(eps: float) -> float:
+    """`eps` as the float32 that PyTorch makes of it."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(eps))
 
 
 def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
@@ -473,9 +478,9 @@ def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
     return (lo + hi) // 2 if custom else (greatest + 1) // 2
 
 
-def _proper(quant_min: Any, quant_max: Any) -> tuple[int, int]:
+def _proper(quant_min: Any, quant_max: Any, x: Array) -> tuple[int, int]:
     """Bounds with zero between and more than one code."""
-    lo, hi = checks.bounds_around_zero(quant_min, quant_max)
+    lo, hi = checks.bounds_around_zero(quant_min, quant_max, type(x))
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
     return lo, hi

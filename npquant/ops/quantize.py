@@ -102,8 +102,8 @@ def quantize_per_tensor(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    numbers = checks.quantizing(scale, zero_point, quant_min, quant_max, x.dtype, target)
-    y = checks.output(out, x, target)
+    numbers = checks.quantizing(scale, zero_point, quant_min, quant_max, x.dtype, target, type(x))
+    y = checks.output(out, x, target, scale=scale, zero_point=zero_point)
     backend.of(x).quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
     return y
 
@@ -188,8 +188,8 @@ def dequantize_per_tensor(
     """
     q = checks.codes(input, dtype)
     result = _output_dtype(out_dtype, "out_dtype")
-    numbers = checks.dequantizing(scale, zero_point, quant_min, quant_max, q.dtype, result)
-    y = checks.output(out, q, result)
+    numbers = checks.dequantizing(scale, zero_point, quant_min, quant_max, q.dtype, result, type(q))
+    y = checks.output(out, q, result, scale=scale, zero_point=zero_point)
     backend.of(q).dequantize(layout.PER_TENSOR, q, *numbers, y)
     return y
 
@@ -282,8 +282,8 @@ def quantize_per_channel(
     shapes = ((x.shape[a],),)
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target)
-    y = checks.output(out, x, target)
+    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    y = checks.output(out, x, target, scales=s, zero_points=z)
     backend.of(x).quantize_per_channel(
         layout.per_channel(x.shape, a), x, _at_least(s, x), z, checks.constants(lo, hi, target),
         ("float32", "float32", checks.code(x.dtype, target)), y,
@@ -379,9 +379,9 @@ def dequantize_per_channel(
     shapes = ((q.shape[a],),)
     s = checks.scales(scales, "scales", shapes, q)
     z = _zero_points_or_none(zero_points, shapes, q)
-    checks.bounds_of(quant_min, quant_max, q.dtype)
+    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
     result = _output_dtype(out_dtype, "out_dtype")
-    y = checks.output(out, q, result)
+    y = checks.output(out, q, result, scales=s, zero_points=z)
     s = checks.cast(s, dtypes.compute(result))
     backend.of(q).dequantize(
         layout.per_channel(q.shape, a), q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y
@@ -471,8 +471,8 @@ def quantize_per_token(
     shapes = token_shapes(x)
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target)
-    y = checks.output(out, x, target)
+    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    y = checks.output(out, x, target, scales=s, zero_points=z)
     _zero_first(layout.per_token(x.shape), x, s, z, lo, hi, target, y)
     return y
 
@@ -558,8 +558,8 @@ def dequantize_per_token(
     shapes = token_shapes(q)
     s = checks.scales(scales, "scales", shapes, q)
     z = checks.zero_points(zero_points, "zero_points", shapes, q)
-    checks.bounds_of(quant_min, quant_max, q.dtype)
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"))
+    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
+    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), scales=s, zero_points=z)
     _dequantize_promoted(layout.per_token(q.shape), q, s, z, y)
     return y
 
@@ -650,8 +650,8 @@ def quantize_per_channel_group(
     shapes = group_shapes(x, g)
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target)
-    y = checks.output(out, x, target)
+    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    y = checks.output(out, x, target, scales=s, zero_points=z)
     _zero_first(layout.per_channel_group(x.shape, g), x, s, z, lo, hi, target, y)
     return y
 
@@ -744,8 +744,8 @@ def dequantize_per_channel_group(
     shapes = group_shapes(q, g)
     s = checks.scales(scales, "scales", shapes, q)
     z = _zero_points_or_none(zero_points, shapes, q)
-    checks.bounds_of(quant_min, quant_max, q.dtype)
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"))
+    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
+    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), scales=s, zero_points=z)
     _dequantize_promoted(layout.per_channel_group(q.shape, g), q, s, z, y)
     return y
 

@@ -1,0 +1,56 @@
+"""Sessions for development: `nox -l` lists them, `nox -s tests-3.12` runs one."""
+
+import nox
+
+nox.options.sessions = ["lint", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+PYTHONS = ["3.11", "3.12", "3.13"]
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """The tests, without peers; arguments after -- go to pytest."""
+    session.install("-e", ".[test]")
+    _pytest(session, *session.posargs)
+
+
+@nox.session(python="3.11")
+def peers(session: nox.Session) -> None:
+    """The tests, and every combination of dtypes, beside PyTorch, ONNX and ONNX Runtime."""
+    session.install("-e", ".[test,peers]")
+    session.run("python", "-c", "import torch, onnx, onnxruntime")
+    _pytest(session, "-m", "", "tests/peers", "tests/test_ops.py", *session.posargs)
+
+
+@nox.session(python="3.11")
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    session.install("-e", ".[lint]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session(python="3.11")
+def docs(session: nox.Session) -> None:
+    """Run the examples, and build the documentation; a warning is an error."""
+    session.install("-e", ".[test,docs]")
+    _pytest(session, "--doctest-glob=*.md", "docs", "README.md")
+    _pytest(session, "--doctest-modules", "npquant")
+    session.run("python", "-m", "sphinx", "-W", "-q", "docs", "build/docs")
+
+
+@nox.session(python="3.11")
+def bench(session: nox.Session) -> None:
+    """Check the asv suite, and measure beside the peers; arguments go to compare.py."""
+    session.install("-e", ".[bench,peers]")
+    with session.chdir("asv_benchmarks"):
+        session.run("asv", "check", "-E", "existing")
+    session.run("python", "asv_benchmarks/compare.py", *(session.posargs or ["--quick"]))
+
+
+def _pytest(session: nox.Session, *args: str) -> None:
+    """Run pytest with a Numba cache of the session's own."""
+    cache = f"{session.create_tmp()}/numba"
+    session.run("python", "-m", "pytest", *args, env={"NUMBA_CACHE_DIR": cache})
