@@ -349,18 +349,19 @@ def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
 
 
 def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
-    """A group size that divides the last axis of `x`."""
+    """A group size that divides the last axis of `x`; a greater one means the whole axis."""
     g = integer(group_size, "group_size", type(x))
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"input must have {ndim} axes, got shape {x.shape}")
     if x.ndim == 0:
         raise ValueError("input must have an axis to be grouped, got shape ()")
-    if g <= 1 or x.shape[-1] % g:
+    width = x.shape[-1]
+    if g <= 1 or (g < width and width % g):
         raise ValueError(
             f"group_size must be at least 2 and divide the last axis of input, of shape "
             f"{x.shape}, got {g}"
         )
-    return g
+    return min(g, width) if width else g
 
 
 # --- arrays of qparams ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from npquant.primitives import code_of, fma, item, like, plus, rint, trunc, widen
+from npquant.primitives import code_of, fma, item, like, plus, rint, times, trunc, widen
 
 #: What int32 and int64 do not hold: it, and all beyond.
 INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
@@ -77,10 +77,11 @@ def quantize(x: Any, p: Any) -> Any:
 def quantize_zero_first(x: Any, p: Any) -> Any:
     """rint(x / scale + zero_point), clamped: per token and per group round after adding.
 
-    A two-byte input with scales of its own dtype is rounded to it at each step.
+    A two-byte input with scales of its own dtype is rounded to it at each step. An integer takes
+    the dtype of the scales.
     """
     inverse, zero_point, lo, hi, nan = p
-    return code_of(widen(rint(plus(x * inverse, zero_point))), lo, hi, nan), True
+    return code_of(widen(rint(plus(times(x, inverse), zero_point))), lo, hi, nan), True
 
 
 # --- quantized_decomposed: dequantize ---------------------------------------------------------
@@ -177,7 +178,8 @@ def fake_quantize_float_zero_point(x: Any, p: Any) -> Any:
     """aten per channel, float32 zero points: added before rounding, by one fma."""
     inverse, scale, zero_point, lo, hi = p
     x = widen(x)
-    t = rint(np.float32(fma(x, like(inverse, x), like(zero_point, x))))
+    # + 0 makes -0.0, which a code is not, 0.0
+    t = rint(np.float32(fma(x, like(inverse, x), like(zero_point, x)))) + np.float32(0)
     q = clamp_number(t, lo, hi)
     return (q - widen(zero_point)) * like(scale, lo), (lo <= t) & (t <= hi)
 
@@ -187,7 +189,7 @@ def fake_quantize_half_zero_point(x: Any, p: Any) -> Any:
     """aten per channel, float16 zero points: as float32 ones, but with two roundings."""
     inverse, scale, zero_point, lo, hi = p
     x = widen(x)
-    t = rint(np.float32(x * inverse + widen(zero_point)))
+    t = rint(np.float32(x * inverse + widen(zero_point))) + np.float32(0)
     q = clamp_number(t, lo, hi)
     return (q - widen(zero_point)) * like(scale, lo), (lo <= t) & (t <= hi)
 
@@ -225,8 +227,9 @@ def learned(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: 
 
 @formula
 def learned_wide(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
-    """Parameters of the learnable forward with wide codes."""
-    return affine_wide(x, scale, nearest(zero_point, lo, hi), lo, hi, nan, y)
+    """Parameters of the learnable forward with wide codes, whose bounds may be no float32."""
+    z = np.float64(rint(np.float32(widen(zero_point))))
+    return affine_wide(x, scale, clamp(z, lo, hi), lo, hi, nan, y)
 
 
 @formula

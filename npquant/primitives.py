@@ -66,6 +66,11 @@ def at(p: Any, c: int) -> Any:
     return p[c] if isinstance(p, np.ndarray) else p
 
 
+def times(x: Any, s: Any) -> Any:
+    """x * s: an integer `x` takes the type of `s`, a floating one promotes."""
+    return (like(x, s) if isinstance(x, (int, np.integer)) else x) * s
+
+
 def plus(t: Any, z: Any) -> Any:
     """t + z: an integer `z` takes the type of `t`, a floating one promotes."""
     return t + (like(z, t) if isinstance(z, (int, np.integer)) else z)

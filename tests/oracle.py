@@ -587,7 +587,10 @@ def fake_quantize_learnable_per_tensor_affine(
 
 
 def _learnable_channels(x, layout, scale, zero_point, quant_min, quant_max):
-    z = _to_int(_nearest(np.asarray(zero_point), quant_min, quant_max))
+    # Bounds beyond 2**24 may be no float32: clip again, exactly.
+    z = np.clip(
+        _to_int(_nearest(np.asarray(zero_point), quant_min, quant_max)), quant_min, quant_max
+    )
     return _fake_quantize_channels(x, layout, scale, z, quant_min, quant_max)[0]
 
 

@@ -161,11 +161,13 @@ def test_quantize_per_token_rounds_each_step_to_two_bytes(dtype):
     agree("quantize_per_token", x, s, (z + 0.3).astype(dtype), -128, 127, np.int8)
 
 
-def test_quantize_per_token_takes_integers():
-    s, z = np.array([0.7, 3], np.float32), np.array([1, -2])
-    for dtype in (np.int8, np.uint8, np.int16, np.int32, np.int64):
-        x = np.array([[1, -5 if np.iinfo(dtype).min else 5, 100], [7, 8, 9]], dtype)
+@pytest.mark.parametrize("scale_dtype", **named(FLOATS))
+def test_quantize_per_token_takes_integers(scale_dtype):
+    s, z = np.array([10, 0.7]).astype(scale_dtype), np.array([0, -2])
+    for dtype in (np.int8, np.uint8, np.int32, np.int64):
+        x = np.arange(256).astype(dtype).reshape(2, 128)
         agree("quantize_per_token", x, s, z, -128, 127, np.int8)
+        agree("quantize_per_channel_group", x, s[:, None], z[:, None], -128, 127, np.int8, 999)
 
 
 @pytest.mark.parametrize(("scale_dtype", "output_dtype"), pairs(INPUTS, INPUTS))
@@ -221,7 +223,7 @@ def test_fake_quantize_per_channel(dtype, channels, axis, zero_dtype):
         x = cases.channels(dtype, s, z, *bounds, axis)
         with np.errstate(over="ignore"):
             z = z.astype(zero_dtype)
-        z = z + zero_dtype.type(0.25) if z.dtype.kind == "f" else z
+        z = np.where(z == 0, z, z + zero_dtype.type(0.25)) if z.dtype.kind == "f" else z
         name = "fake_quantize_per_channel_affine"
         agree(f"{name}_cachemask", x, s, z, axis, *bounds, note=bounds)
         if dtype == F32:
@@ -326,8 +328,9 @@ def test_sums_follow_the_tree(shape, axis):
 # --- qparams, fused, conversion ---------------------------------------------------------------
 
 DATA = (
-    [[-1.3, 0.2, 2.7]], [[4.0, 6.0]], [[-4.0, -6.0]], [[0.0, 0.0]], [[-0.0, 1e-9]], [[1e-30, -1e-38]],
-    [[np.nan, 1.0]], [[np.inf, -1.0]], [[-np.inf, 3.0]], [[60000.0, -60000.0]], [[3e38, -3e38]],
+    [[-1.3, 0.2, 2.7]], [[4.0, 6.0]], [[-4.0, -6.0]], [[0.0, 0.0]], [[-0.0, 1e-9]],
+    [[1e-30, -1e-38]], [[np.nan, 1.0]],
+    [[np.inf, -1.0]], [[-np.inf, 3.0]], [[60000.0, -60000.0]], [[3e38, -3e38]],
     [[2.0, 2.0]], [[0.5, 1.5, -2.5], [10, 20, 30]], [[-7e-6, 1e-5]],
 )  # fmt: skip
 

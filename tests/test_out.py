@@ -107,6 +107,14 @@ def test_in_place(name):
             assert_same(x, expected, (shape, axis))
 
 
+def test_in_place_of_another_dtype():
+    """The same elements, read as float32 and written as int32."""
+    x = arguments("convert_element_type", (3, 37))["input"] * 100
+    expected = x.astype(np.int32)
+    kwargs = {"input": x, "dtype": np.int32, "out": x.view(np.int32)}
+    assert_same(results("convert_element_type", kwargs), (expected,))
+
+
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_partial_overlap_is_refused(name):
     kwargs, key = in_place(name, (8, 8))

@@ -266,6 +266,13 @@ def _at(p, c):
     return lambda p, c: p
 
 
+@overload(p.times)
+def _times(x, s):
+    if isinstance(x, types.Integer):
+        return lambda x, s: p.like(x, s) * s
+    return lambda x, s: x * s
+
+
 @overload(p.plus)
 def _plus(t, z):
     if isinstance(z, types.Integer):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import types as python_types
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -53,6 +54,10 @@ PARALLEL_FROM = 1 << 16
 GRAIN = 1 << 14
 
 DISABLE_JIT: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
+
+#: Held by the Python thread whose kernel is parallel; another computes serially meanwhile. One
+#: threading layer (workqueue) ends the process when two threads are in parallel regions at once.
+_parallel = threading.Lock()
 
 _forked = False
 
@@ -110,18 +115,21 @@ class Kernel:
 
     def __call__(self, n: int, size: int, args: tuple[Any, ...], key: Key) -> None:
         """Do the items [0, n), which are `size` elements."""
-        if size < PARALLEL_FROM or threads() == 1:
+        if size < PARALLEL_FROM or threads() == 1 or not _parallel.acquire(blocking=False):
             entry = self.serial.get(key)
             if entry is None:
                 types_ = (types.intp, types.intp, *self._signature(*key))
                 entry = self.serial[key] = _compile(self._segment, types_, False)
             entry(0, n, *args)
         else:
-            entry = self.parallel.get(key)
-            if entry is None:
-                types_ = (types.intp, types.intp, types.Tuple(self._signature(*key)))
-                entry = self.parallel[key] = _compile(self._parallel, types_, True)
-            entry(n, max(1, n * GRAIN // size), args)
+            try:
+                entry = self.parallel.get(key)
+                if entry is None:
+                    types_ = (types.intp, types.intp, types.Tuple(self._signature(*key)))
+                    entry = self.parallel[key] = _compile(self._parallel, types_, True)
+                entry(n, max(1, n * GRAIN // size), args)
+            finally:
+                _parallel.release()
 
 
 def _renamed(function: Callable[..., Any], name: str) -> Any:
@@ -152,7 +160,7 @@ def _compile(function: Any, signature: tuple[types.Type, ...], parallel: bool) -
 
 def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
     """The plain function, its numbers rounded to `signature` as the compiled one's would be."""
-    numbers = {types.float32: np.float32, types.float64: np.float64}
+    numbers = {types.float32: np.float32, types.float64: np.float64, types.int32: np.int32}
 
     def call(*args: Any) -> None:
         with np.errstate(all="ignore"):

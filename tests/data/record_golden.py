@@ -32,8 +32,20 @@ INT8, UINT8, INT32 = (np.dtype(t) for t in (np.int8, np.uint8, np.int32))
 
 TORCH_DTYPE = {
     np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name)): getattr(torch, name)
-    for name in "uint8 int8 uint16 int16 int32 int64 float16 bfloat16 float32 float64 "
-    "float8_e4m3fn float8_e5m2".split()
+    for name in [
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
 } | {np.dtype(bool): torch.bool}
 NUMPY_DTYPE = {value: key for key, value in TORCH_DTYPE.items()}
 
