@@ -245,9 +245,9 @@ def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[in
     lo = quant_min if type(quant_min) is int else _bound(quant_min, "quant_min", -(2**63), kind)
     hi = quant_max if type(quant_max) is int else _bound(quant_max, "quant_max", 2**63 - 1, kind)
     if lo > hi:
-        raise ValueError(f"quant_min must not exceed quant_max, got {lo} > {hi}")
+        raise ValueError(f"quant_min must not exceed quant_max, got {show(lo)} and {show(hi)}")
     if lo < -(2**63) or hi >= 2**63:
-        raise ValueError(f"quant_min and quant_max must fit int64, got {lo} and {hi}")
+        raise ValueError(f"quant_min and quant_max must fit int64, got {show(lo)} and {show(hi)}")
     return lo, hi
 
 
@@ -287,7 +287,7 @@ def zero_point_inside(
     z = value if type(value) is int else integer(value, name, kind)
     if lo <= z <= hi or type(value) is ArraySpec:
         return z
-    raise ValueError(f"{name} must lie within {lo}..{hi}, got {z}")
+    raise ValueError(f"{name} must lie within {lo}..{hi}, got {show(z)}")
 
 
 def zero_point_number(
@@ -340,17 +340,24 @@ def switch(value: Any, name: str, kind: type | None = None) -> bool:
     return int(n) != 0
 
 
+def shaping(value: Any, name: str) -> int:
+    """An integer that shapes depend on, and so no spec."""
+    if type(value) is ArraySpec:
+        raise TypeError(f"{name} must be an integer, got {value}")
+    return integer(value, name)
+
+
 def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
     """An axis of `x`, counted from the front."""
-    a = axis if type(axis) is int else integer(axis, name, type(x))
+    a = axis if type(axis) is int else shaping(axis, name)
     if not -x.ndim <= a < x.ndim:
-        raise ValueError(f"{name} must be an axis of input, of shape {x.shape}, got {a}")
+        raise ValueError(f"{name} must be an axis of input, of shape {x.shape}, got {show(a)}")
     return a if a >= 0 else a + x.ndim
 
 
 def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
     """A group size that divides the last axis of `x`; a greater one means the whole axis."""
-    g = integer(group_size, "group_size", type(x))
+    g = shaping(group_size, "group_size")
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"input must have {ndim} axes, got shape {x.shape}")
     if x.ndim == 0:
@@ -359,7 +366,7 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
     if g <= 1 or (g < width and width % g):
         raise ValueError(
             f"group_size must be at least 2 and divide the last axis of input, of shape "
-            f"{x.shape}, got {g}"
+            f"{x.shape}, got {show(g)}"
         )
     return min(g, width) if width else g
 
@@ -397,12 +404,13 @@ def numbers(value: Any, name: str) -> np.ndarray[Any, Any]:
         raise TypeError(f"{name} must be an array of numbers, got {show(value)}") from None
 
 
-def in_range(p: Array, name: str, lo: float, hi: float, allowed: str) -> None:
+def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> None:
     """Every element of `p` between lo and hi, and so no NaN."""
     if type(p) is ArraySpec:
         return
     i = outside(p, lo, hi)
     if i >= 0:
+        allowed = allowed or f"within {lo}..{hi}"
         raise ValueError(f"{name} must be {allowed}, got {p[i]} at index {i}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Final
 
 import ml_dtypes
@@ -54,9 +55,11 @@ def names(dtypes: Any) -> str:
 def canonical(dtype: Any, name: str) -> DType:
     """`dtype` as a native NumPy dtype, or a TypeError that names the argument."""
     try:
-        found = np.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a NumPy dtype, got {show(dtype)}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy's deprecated names are none of ours
+            found = np.dtype(dtype)
+    except (TypeError, ValueError, Warning):
+        raise TypeError(f"{name} must be a NumPy dtype, got {show(dtype)}") from None
     if dtype is None:
         raise TypeError(f"{name} must be a NumPy dtype, got None")
     native: DType = found.newbyteorder("=")

@@ -409,7 +409,7 @@ def fake_quantize_per_channel_affine(
     Corresponds to ``torch.ops.aten.fake_quantize_per_channel_affine`` of PyTorch 2.13. The formula
     is that of ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
 
-    Departures from PyTorch: D1, D8, D9, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D1, D8, D9, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -490,7 +490,7 @@ def fake_quantize_per_channel_affine_cachemask(
     Corresponds to ``torch.ops.aten.fake_quantize_per_channel_affine_cachemask`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp``.
 
-    Departures from PyTorch: D1, D8, D9, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D1, D8, D9, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -642,7 +642,7 @@ def fake_quant_per_channel(
 
     PyTorch takes float32 input alone.
 
-    Departures from PyTorch: D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D8, D10, D13, D18; see docs/departures.md.
 
     Examples
     --------
@@ -716,7 +716,7 @@ def fake_quant_per_channel_cachemask(
 
     PyTorch takes float32 input alone.
 
-    Departures from PyTorch: D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D8, D10, D13, D18; see docs/departures.md.
 
     Examples
     --------
@@ -832,7 +832,7 @@ def _per_channel(
         checks.all_finite(z, "zero_point")
     else:
         kernel, code = lib.fake_quantize_per_channel, checks.precision(x.dtype, lo, hi)
-        checks.in_range(z, "zero_point", lo, hi, f"within {lo}..{hi}")
+        checks.in_range(z, "zero_point", lo, hi)
         z = checks.int32s(z, "zero_point")
     y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
     kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)

@@ -107,7 +107,7 @@ def fused_moving_avg_obs_fake_quant(
     `determine_qparams`: symmetric scales divide by 127, not 127.5, for int8. PyTorch observes
     float32 input alone.
 
-    Departures from PyTorch: D1, D8, D10; see docs/departures.md.
+    Departures from PyTorch: D1, D8, D10, D24; see docs/departures.md.
 
     Examples
     --------
@@ -222,7 +222,7 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     `determine_qparams`: symmetric scales divide by 127, not 127.5, for int8. PyTorch observes
     float32 input alone.
 
-    Departures from PyTorch: D1, D8, D10; see docs/departures.md.
+    Departures from PyTorch: D1, D8, D10, D24; see docs/departures.md.
 
     Examples
     --------

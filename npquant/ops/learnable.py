@@ -86,7 +86,7 @@ def fake_quantize_learnable_per_tensor_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_tensor_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp``.
 
-    Departures from PyTorch: D7, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D7, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     forward rounds and adds the zero point before rounding, not after. With
     ``zero_point_rounding="nearest"`` zero point and code are those of the forward.
 
-    Departures from PyTorch: D1, D5, D6, D7, D10, D12, D13; see docs/departures.md.
+    Departures from PyTorch: D1, D5, D6, D7, D10, D12, D13, D17, D23; see docs/departures.md.
 
     References
     ----------
@@ -283,7 +283,7 @@ def fake_quantize_learnable_per_channel_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_channel_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerChannelAffine.cpp``.
 
-    Departures from PyTorch: D1, D7, D8, D9, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D1, D7, D8, D9, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -387,7 +387,7 @@ def fake_quantize_learnable_per_channel_affine_backward(
     ``zero_point_rounding="nearest"`` the code is that of the forward, which differs at ties and
     next to them.
 
-    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13, D17, D23; see docs/departures.md.
 
     References
     ----------

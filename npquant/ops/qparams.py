@@ -82,7 +82,7 @@ def choose_qparams(
 
     `dtype` is checked but does not change the result. PyTorch refuses float64 input.
 
-    Departures from PyTorch: D10, D11; see docs/departures.md.
+    Departures from PyTorch: D10, D11, D18; see docs/departures.md.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def choose_qparams_symmetric(
 
     PyTorch refuses float64 input.
 
-    Departures from PyTorch: D10, D11; see docs/departures.md.
+    Departures from PyTorch: D10, D11, D18, D21; see docs/departures.md.
 
     Examples
     --------
@@ -224,7 +224,7 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     Corresponds to ``torch.ops.quantized_decomposed.choose_qparams_per_token`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D10, D11; see docs/departures.md.
+    Departures from PyTorch: D10, D11, D20; see docs/departures.md.
 
     Examples
     --------
@@ -297,7 +297,7 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     Corresponds to ``torch.ops.quantized_decomposed.choose_qparams_per_token_asymmetric`` of PyTorch
     2.13. The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D10; see docs/departures.md.
+    Departures from PyTorch: D10, D20; see docs/departures.md.
 
     Examples
     --------
@@ -397,7 +397,7 @@ def determine_qparams(
     Corresponds to ``torch.ao.quantization.utils.determine_qparams`` of PyTorch 2.13. The formula is
     that of ``torch/ao/quantization/utils.py``.
 
-    Departures from PyTorch: D10; see docs/departures.md.
+    Departures from PyTorch: D10, D16, D21; see docs/departures.md.
 
     Examples
     --------

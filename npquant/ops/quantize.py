@@ -82,7 +82,7 @@ def quantize_per_tensor(
     Float8 codes are rounded to integers first, as all codes are: 0.3 becomes 0. PyTorch has no
     sub-byte codes here and refuses float64 input.
 
-    Departures from PyTorch: D2, D4, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D2, D4, D10, D13, D17, D18, D19, D22; see docs/departures.md.
 
     References
     ----------
@@ -174,7 +174,7 @@ def dequantize_per_tensor(
     overloads ``default``, ``.tensor`` and ``.tensor2`` are one function here. The formula is that
     of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D10, D13; see docs/departures.md.
+    Departures from PyTorch: D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -264,7 +264,7 @@ def quantize_per_channel(
 
     PyTorch has no sub-byte codes here and refuses float64 input.
 
-    Departures from PyTorch: D2, D4, D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D2, D4, D8, D10, D13, D17, D18, D19, D22; see docs/departures.md.
 
     Examples
     --------
@@ -359,7 +359,7 @@ def dequantize_per_channel(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D15; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D15, D17; see docs/departures.md.
 
     Examples
     --------
@@ -454,7 +454,7 @@ def quantize_per_token(
     Corresponds to ``torch.ops.quantized_decomposed.quantize_per_token`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D2, D4, D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
     Examples
     --------
@@ -542,7 +542,7 @@ def dequantize_per_token(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_token`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -633,7 +633,7 @@ def quantize_per_channel_group(
     Corresponds to ``torch.ops.quantized_decomposed.quantize_per_channel_group`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D2, D4, D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
     Examples
     --------
@@ -728,7 +728,7 @@ def dequantize_per_channel_group(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel_group`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
