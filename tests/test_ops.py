@@ -294,7 +294,7 @@ def test_learnable_per_channel_token_and_group(dtype, parameter):
         x = cases.rows(dtype, s, np.zeros(6), *bounds)
         g = cases.rows(dtype, np.full(6, 0.1), np.zeros(6), -8, 7, finite=True, seed=9)
         s = s.astype(parameter)
-        for rounding in ("pytorch", "nearest"):
+        for rounding in ("pytorch", "nearest") if parameter == F32 else ("pytorch",):
             for op, a, b, extra in (
                 ("per_channel", x, g, (0,)),
                 ("per_channel", x.T.copy(), g.T.copy(), (1,)),
