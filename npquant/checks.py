@@ -19,6 +19,7 @@ from npquant import dtypes
 from npquant.cpu.qparams import outside as outside
 from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
+from npquant.formulas import STEP_BACK
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
 
@@ -355,17 +356,17 @@ def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
     return a if a >= 0 else a + x.ndim
 
 
-def group_size_of(group_size: Any, x: Array, ndim: int | None = None) -> int:
+def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str = "input") -> int:
     """A group size that divides the last axis of `x`; a greater one means the whole axis."""
     g = shaping(group_size, "group_size")
     if ndim is not None and x.ndim != ndim:
-        raise ValueError(f"input must have {ndim} axes, got shape {x.shape}")
+        raise ValueError(f"{name} must have {ndim} axes, got shape {x.shape}")
     if x.ndim == 0:
         raise ValueError("input must have an axis to be grouped, got shape ()")
     width = x.shape[-1]
     if g <= 1 or (g < width and width % g):
         raise ValueError(
-            f"group_size must be at least 2 and divide the last axis of input, of shape "
+            f"group_size must be at least 2 and divide the last axis of {name}, of shape "
             f"{x.shape}, got {show(g)}"
         )
     return min(g, width) if width else g
@@ -539,10 +540,11 @@ def learned_affine(
     finite(grad_factor, "grad_factor", kind)
     if math.isnan(zero_point):
         raise ValueError(f"zero_point must be a number, got {zero_point}")
-    if lo <= zero_point <= hi:
-        z = min(max(int(np.rint(np.float32(zero_point))), lo), hi)
-    else:
-        z = hi if zero_point > 0 else lo
+    with np.errstate(over="ignore"):
+        z32 = np.clip(np.rint(np.float32(zero_point)), np.float32(lo), np.float32(hi))
+    z = int(z32)
+    if not lo <= z <= hi:  # a bound that is no float32 was rounded to one outside
+        z = int(z32 * STEP_BACK)
     return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
 
 

@@ -25,6 +25,9 @@ from npquant.primitives import code_of, fma, item, like, plus, rint, times, trun
 #: What int32 and int64 do not hold: it, and all beyond.
 INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
 
+#: Takes a float32 a step or two toward zero.
+STEP_BACK = np.float32(1 - 2.0**-23)
+
 #: Kernels alone call formulas, so no C wrapper is compiled for them.
 formula = register_jitable(no_cfunc_wrapper=True)
 
@@ -227,9 +230,14 @@ def learned(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: 
 
 @formula
 def learned_wide(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
-    """Parameters of the learnable forward with wide codes, whose bounds may be no float32."""
-    z = np.float64(rint(np.float32(widen(zero_point))))
-    return affine_wide(x, scale, clamp(z, lo, hi), lo, hi, nan, y)
+    """Parameters of the learnable forward with wide codes.
+
+    A bound may be rounded to a float32 outside of the range: the zero point steps back into it.
+    """
+    z = nearest(zero_point, lo, hi)
+    if z > hi or z < lo:
+        z = z * STEP_BACK
+    return affine_wide(x, scale, z, lo, hi, nan, y)
 
 
 @formula

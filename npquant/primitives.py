@@ -58,7 +58,7 @@ def like(v: Any, other: Any) -> Any:
     kind = type(other)
     if kind in (np.float16, ml_dtypes.bfloat16):
         return kind(np.float32(v))
-    return kind(v)
+    return _float8(v, np.dtype(kind)) if kind in _FLOAT8 else kind(v)
 
 
 def at(p: Any, c: int) -> Any:
@@ -100,16 +100,25 @@ def store(y: np.ndarray[Any, Any] | None, i: Any, v: Any) -> None:
     if y is None:
         return
     kind = y.dtype.type
-    if kind is ml_dtypes.float8_e4m3fn:
-        v = max(min(v, np.float32(448)), np.float32(-448)) if v == v else v
     if np.issubdtype(y.dtype, np.bool_) or kind in (np.float32, np.float64):
         y[i] = v
     elif y.dtype.kind in "iu" or kind in _SUB_BYTE:
         y[i] = int(v)
     else:
-        y[i] = np.float32(v).astype(y.dtype)
+        y[i] = like(v, y.dtype.type(0))
 
 
+def _float8(v: Any, dtype: Any) -> Any:
+    """As PyTorch: e4m3fn saturates, and the NaN of both has all bits but the sign."""
+    v = np.float32(v)
+    if v != v:
+        return np.uint8(0xFF if np.signbit(v) else 0x7F).view(dtype)
+    if dtype == ml_dtypes.float8_e4m3fn:
+        v = np.clip(v, np.float32(-448), np.float32(448))
+    return v.astype(dtype)
+
+
+_FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 _SUB_BYTE = (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2)
 _KEYS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
 

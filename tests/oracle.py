@@ -582,15 +582,21 @@ def fake_quantize_learnable_per_tensor_affine(
     input, scale, zero_point, quant_min, quant_max, grad_factor=1.0
 ):
     """Fake quantize per tensor with the float zero point rounded to nearest even, as float32."""
-    z = int(_nearest(np.asarray(F32(_one(zero_point))), quant_min, quant_max))
+    z = _nearest(np.asarray(F32(_one(zero_point))), quant_min, quant_max)
+    z = int(_inside(z, quant_min, quant_max))
     return fake_quantize_per_tensor_affine(input, scale, z, quant_min, quant_max)
 
 
+def _inside(zero_point, quant_min, quant_max):
+    """A float32 bound may lie outside of the range: step toward zero, where PyTorch has none."""
+    z = zero_point.astype(F64)
+    outside = (z > quant_max) | (z < quant_min)
+    return np.where(outside, zero_point * F32(1 - 2.0**-23), zero_point)
+
+
 def _learnable_channels(x, layout, scale, zero_point, quant_min, quant_max):
-    # Bounds beyond 2**24 may be no float32: clip again, exactly.
-    z = np.clip(
-        _to_int(_nearest(np.asarray(zero_point), quant_min, quant_max)), quant_min, quant_max
-    )
+    z = _nearest(np.asarray(zero_point).astype(F32), quant_min, quant_max)
+    z = _to_int(_inside(z, quant_min, quant_max))
     return _fake_quantize_channels(x, layout, scale, z, quant_min, quant_max)[0]
 
 
@@ -645,12 +651,13 @@ def learnable_terms(
     # The forward uses both in float32, for float64 input too.
     s, z = column(scale).astype(F32), column(zero_point).astype(F32)
     inverse = reciprocal(s).astype(c)
-    s, z = s.astype(c), z.astype(c)
+    s = s.astype(c)
     low, high, factor = c.type(quant_min), c.type(quant_max), c.type(grad_factor)
     if tensor_op and zero_point_rounding == "pytorch":
-        z = np.trunc(_clamp(z + c.type(0.5), low, high))
+        z = np.trunc(_clamp(z + F32(0.5), F32(quant_min), F32(quant_max)))
     else:
         z = _nearest(z, quant_min, quant_max)
+    z = z.astype(c)
     if zero_point_rounding == "pytorch":
         q = add_then_round(rows, inverse, z)
     else:

@@ -265,15 +265,15 @@ def test_masked_backward(op, dtype):
 
 # --- learnable --------------------------------------------------------------------------------
 
+#: Wide bounds with zero between; float32 rounds their ends inward, outward, and both.
+SPANNING = (WIDE[0], (-(2**24) - 1, 7), (-8, 2**24 + 3))
 LEARNED = (-3.0, -2.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.7, 1000.0, -1000.0, np.inf, -np.inf)
 
 
 @pytest.mark.parametrize("dtype", **named(FLOATS))
-@pytest.mark.parametrize("bounds", [(-128, 127), (0, 15), (-8, 7), WIDE[0]])
+@pytest.mark.parametrize("bounds", [(-128, 127), (0, 15), (-8, 7), *SPANNING])
 def test_learnable_per_tensor(dtype, bounds):
-    # An infinite zero point beyond float32's own bounds is an error in PyTorch.
-    learned = LEARNED if bounds not in WIDE else LEARNED[:-2]
-    for i, z in enumerate(learned):
+    for i, z in enumerate((*LEARNED, 2e7, -2e7, 3e9)):
         scale = np.array([SCALES[i % len(SCALES)]], F32)
         zero_point = np.array([z], F32)
         x = cases.inputs(dtype, float(scale[0]), *bounds)
@@ -307,6 +307,15 @@ def test_learnable_per_channel_token_and_group(dtype, parameter):
                 agree(name, a, *args, note=op, **size)
                 agree(f"{name}_backward", b, a, *args, grad_factor=0.7, note=op,
                       zero_point_rounding=rounding, **size)  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", SPANNING)
+def test_learnable_forward_per_channel_with_wide_bounds(bounds):
+    z = np.array([0.5, -2e7, 2e7, 1e9, -1e9, 3e9, np.inf, -np.inf], F32)
+    s = np.linspace(0.1, 2, 8).astype(F32)
+    x = cases.rows(F32, s, np.clip(z, *bounds).astype(np.int64), *bounds)
+    agree("fake_quantize_learnable_per_channel_affine", x, s, z, 0, *bounds)
+    agree("fake_quantize_learnable_per_token_affine", x, s, z, *bounds)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [

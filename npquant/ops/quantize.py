@@ -740,7 +740,7 @@ def dequantize_per_channel_group(
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
     q = checks.codes(w_int8, dtype, "w_int8")
-    g = checks.group_size_of(group_size, q, ndim=2)
+    g = checks.group_size_of(group_size, q, ndim=2, name="w_int8")
     shapes = group_shapes(q, g)
     s = checks.scales(scales, "scales", shapes, q)
     z = _zero_points_or_none(zero_points, shapes, q)
