@@ -246,7 +246,7 @@ def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[in
     lo = quant_min if type(quant_min) is int else _bound(quant_min, "quant_min", -(2**63), kind)
     hi = quant_max if type(quant_max) is int else _bound(quant_max, "quant_max", 2**63 - 1, kind)
     if lo > hi:
-        raise ValueError(f"quant_min must not exceed quant_max, got {show(lo)} and {show(hi)}")
+        raise ValueError(f"quant_min must not exceed quant_max, got {show(lo)} > {show(hi)}")
     if lo < -(2**63) or hi >= 2**63:
         raise ValueError(f"quant_min and quant_max must fit int64, got {show(lo)} and {show(hi)}")
     return lo, hi
