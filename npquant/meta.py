@@ -10,8 +10,6 @@ import operator
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from npquant.dtypes import canonical
 
 
@@ -102,8 +100,3 @@ class ArraySpec:
 
     def __repr__(self) -> str:
         return f"ArraySpec({self.shape}, {self.dtype})"
-
-
-def spec_of(x: np.ndarray[Any, Any] | ArraySpec) -> ArraySpec:
-    """The spec of an array."""
-    return ArraySpec(x.shape, x.dtype)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 import npquant as nq
 from npquant import cli
@@ -267,7 +268,6 @@ def test_wrong_arguments(argv: list[str], named: str, capsys: pytest.CaptureFixt
 def test_plot_writes_a_picture(
     same_report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    image = pytest.importorskip("matplotlib.image")
     path = tmp_path / "accuracy.png"
     assert cli.main(["demo", "--json", "--plot", str(path)]) == 0
     out, err = capsys.readouterr()
@@ -302,7 +302,6 @@ def test_plot_without_matplotlib_says_what_to_install(
 def test_plot_that_cannot_be_written(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / name
     assert cli.main(["demo", "--plot", str(path)]) == 2
     out, err = capsys.readouterr()
@@ -314,7 +313,6 @@ def test_plot_that_cannot_be_written(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is full")
 @pytest.mark.usefixtures("same_report")
 def test_plot_on_a_full_disk(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     assert cli.main(["demo", "--plot", "/dev/full"]) == 2
     assert "No space left" in capsys.readouterr().err
 
