@@ -32,6 +32,9 @@ T = TypeVar("T")
 #: Integers up to here, and their differences, are exact in float32 and in float64.
 EXACT32, EXACT64 = 2**23, 2**52
 
+#: Integer zero points up to here keep codes of 16 bits within what `rounded_code` rounds.
+SMALL_ZERO_POINT = 2**20
+
 _ARRAYS = (np.ndarray, ArraySpec)
 
 # Between these, a number rounds to a positive finite float32.
@@ -445,6 +448,15 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
     return z
 
 
+def code_zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Zero points to quantize with: integers that are large go as floats (see `rounded_code`)."""
+    z = zero_points(value, name, shapes, x)
+    if type(z) is ArraySpec or z.dtype in FLOATS:
+        return z
+    large = outside(z, -SMALL_ZERO_POINT, SMALL_ZERO_POINT) >= 0
+    return cast(z, dtypes.compute(x.dtype)) if large else z
+
+
 def all_finite(p: Array, name: str) -> None:
     """Fractional zero points."""
     in_range(p, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
@@ -567,7 +579,8 @@ def quantizing(
     s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
     bounds_ = bounds_of(quant_min, quant_max, target, kind)
     number = dtypes.compute(dtype).name
-    return 1.0 / s, z, constants(*bounds_, target), (number, number, code(dtype, target))
+    z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
+    return 1.0 / s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
 
 
 @_remembered

@@ -5,9 +5,10 @@ two float32 is a float32), so one text serves every dtype. `formula` lets CPU an
 it. There is no float literal without a type here: Numba would make it a float64.
 
 They come in pairs. *Parameters* make what all elements of a channel share, from its scale, its zero
-point and the constants of the call; the arrays of input and output tell them types alone. An
-*element* turns one value of the input and these parameters into a result and whether it was inside
-the range. Types, by the letters used below:
+point and the constants of the call (lo, hi, nan: the bounds of the codes, and what a NaN becomes);
+the arrays of input and output tell them types alone. An *element* turns one value of the input,
+these parameters and the constants into a result and whether it was inside the range. Types, by the
+letters used below:
 
 * T: the compute precision of the input: float32, or float64 for float64 input.
 * K: the precision of codes, and so of the constants: T wherever it holds every code.
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from npquant.primitives import code_of, fma, item, like, plus, rint, times, trunc, widen
+from npquant.primitives import fma, item, like, plus, rint, rounded_code, times, trunc, widen
 
 #: What int32 and int64 do not hold: it, and all beyond.
 INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
@@ -56,61 +57,62 @@ def reciprocal(scale: Any) -> Any:
 
 
 @formula
-def tensor_inverse(
-    x: Any, inverse: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any
-) -> Any:
+def tensor_inverse(x: Any, inverse: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `quantize` per tensor: the host has divided, in float64."""
-    return inverse, zero_point, lo, hi, nan
+    return inverse, zero_point
 
 
 @formula
-def channel_inverse(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def channel_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the quantize ops per channel, token and group."""
-    return reciprocal(scale), zero_point, lo, hi, nan
+    return reciprocal(scale), zero_point
 
 
 @formula
-def quantize(x: Any, p: Any) -> Any:
+def quantize(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """rint(x / scale) + zero_point, clamped to [lo, hi]; a NaN becomes `nan`."""
-    inverse, zero_point, lo, hi, nan = p
-    return code_of(plus(rint(widen(x) * inverse), zero_point), lo, hi, nan), True
+    inverse, zero_point = p
+    lo, hi, nan = constants
+    return rounded_code(widen(x) * inverse, zero_point, lo, hi, nan, item(y)), True
 
 
 @formula
-def quantize_zero_first(x: Any, p: Any) -> Any:
+def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """rint(x / scale + zero_point), clamped: per token and per group round after adding.
 
     A two-byte input with scales of its own dtype is rounded to it at each step. An integer takes
     the dtype of the scales.
     """
-    inverse, zero_point, lo, hi, nan = p
-    return code_of(widen(rint(plus(times(x, inverse), zero_point))), lo, hi, nan), True
+    inverse, zero_point = p
+    lo, hi, nan = constants
+    t = widen(plus(times(x, inverse), zero_point))
+    return rounded_code(t, None, lo, hi, nan, item(y)), True
 
 
 # --- quantized_decomposed: dequantize ---------------------------------------------------------
 
 
 @formula
-def in_output(q: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def in_output(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `dequantize`: the zero point rounded to the output's dtype."""
     return scale, like(zero_point, item(y))
 
 
 @formula
-def dequantize(q: Any, p: Any) -> Any:
+def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
     """(q - zero_point) * scale, each step rounded to the output's dtype."""
     scale, zero_point = p
     return (like(q, zero_point) - zero_point) * scale, True
 
 
 @formula
-def as_given(q: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `dequantize_promoted`: the host has brought them to one precision."""
     return scale, zero_point
 
 
 @formula
-def dequantize_promoted(q: Any, p: Any) -> Any:
+def dequantize_promoted(q: Any, p: Any, constants: Any, y: Any) -> Any:
     """(q - zero_point) * scale in the precision of the scale, rounded once to the output."""
     scale, zero_point = p
     return like(like(q, zero_point) - zero_point, scale) * scale, True
@@ -125,14 +127,15 @@ def dequantize_promoted(q: Any, p: Any) -> Any:
 
 
 @formula
-def affine(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def affine(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters where K is T: the scale in float32, the bounds less the zero point."""
+    lo, hi, _ = constants
     s, z = np.float32(widen(scale)), like(zero_point, lo)
     return np.float32(1) / s, s, lo - z, hi - z
 
 
 @formula
-def fake_quantize_per_tensor(x: Any, p: Any) -> Any:
+def fake_quantize_per_tensor(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per tensor: the product is a float32 even for float64 input."""
     inverse, scale, least, greatest = p
     r = rint(widen(x) * inverse)
@@ -141,7 +144,7 @@ def fake_quantize_per_tensor(x: Any, p: Any) -> Any:
 
 
 @formula
-def fake_quantize_per_channel(x: Any, p: Any) -> Any:
+def fake_quantize_per_channel(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per channel, integer zero points: the product in T, rounded once."""
     inverse, scale, least, greatest = p
     r = rint(widen(x) * inverse)
@@ -150,16 +153,17 @@ def fake_quantize_per_channel(x: Any, p: Any) -> Any:
 
 
 @formula
-def affine_wide(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def affine_wide(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters where codes are too large for T, or their differences are; K is float64."""
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, zero_point, lo, hi
+    return np.float32(1) / s, s, zero_point
 
 
 @formula
-def fake_quantize_per_tensor_wide(x: Any, p: Any) -> Any:
+def fake_quantize_per_tensor_wide(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per tensor step by step; the mask compares in T, where a bound may be rounded."""
-    inverse, scale, zero_point, lo, hi = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     x = widen(x)
     t = like(zero_point, x) + rint(x * inverse)
     q = clamp_number(t, lo, hi)
@@ -167,9 +171,10 @@ def fake_quantize_per_tensor_wide(x: Any, p: Any) -> Any:
 
 
 @formula
-def fake_quantize_per_channel_wide(x: Any, p: Any) -> Any:
+def fake_quantize_per_channel_wide(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per channel step by step; the product is a float64, rounded once."""
-    inverse, scale, zero_point, lo, hi = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     x = widen(x)
     t = like(zero_point, x) + rint(x * inverse)
     q = clamp_number(t, lo, hi)
@@ -177,9 +182,10 @@ def fake_quantize_per_channel_wide(x: Any, p: Any) -> Any:
 
 
 @formula
-def fake_quantize_float_zero_point(x: Any, p: Any) -> Any:
+def fake_quantize_float_zero_point(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per channel, float32 zero points: added before rounding, by one fma."""
-    inverse, scale, zero_point, lo, hi = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     x = widen(x)
     # + 0 makes -0.0, which a code is not, 0.0
     t = rint(np.float32(fma(x, like(inverse, x), like(zero_point, x)))) + np.float32(0)
@@ -188,9 +194,10 @@ def fake_quantize_float_zero_point(x: Any, p: Any) -> Any:
 
 
 @formula
-def fake_quantize_half_zero_point(x: Any, p: Any) -> Any:
+def fake_quantize_half_zero_point(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per channel, float16 zero points: as float32 ones, but with two roundings."""
-    inverse, scale, zero_point, lo, hi = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     x = widen(x)
     t = rint(np.float32(x * inverse + widen(zero_point))) + np.float32(0)
     q = clamp_number(t, lo, hi)
@@ -198,16 +205,17 @@ def fake_quantize_half_zero_point(x: Any, p: Any) -> Any:
 
 
 @formula
-def affine_in_input(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def affine_in_input(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `fake_quantize_decomposed`: everything in T."""
     s = like(scale, widen(item(x)))
-    return np.float32(1) / s, s, like(zero_point, s), lo, hi
+    return np.float32(1) / s, s, like(zero_point, s)
 
 
 @formula
-def fake_quantize_decomposed(x: Any, p: Any) -> Any:
+def fake_quantize_decomposed(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """quantized_decomposed.fake_quant_per_channel: a NaN stays NaN."""
-    inverse, scale, zero_point, lo, hi = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     t = rint(widen(x) * inverse) + zero_point
     return (clamp(t, lo, hi) - zero_point) * scale, (lo <= t) & (t <= hi)
 
@@ -223,83 +231,84 @@ def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
 
 
 @formula
-def learned(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward."""
-    return affine(x, scale, nearest(zero_point, lo, hi), lo, hi, nan, y)
+    lo, hi, _ = constants
+    return affine(x, scale, nearest(zero_point, lo, hi), constants, y)
 
 
 @formula
-def learned_wide(x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any) -> Any:
+def learned_wide(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward with wide codes.
 
     A bound may be rounded to a float32 outside of the range: the zero point steps back into it.
     """
+    lo, hi, _ = constants
     z = nearest(zero_point, lo, hi)
     if z > hi or z < lo:
         z = z * STEP_BACK
-    return affine_wide(x, scale, z, lo, hi, nan, y)
+    return affine_wide(x, scale, z, constants, y)
 
 
 @formula
-def slopes_per_channel(
-    x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any
-) -> Any:
+def slopes_per_channel(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable backward per channel: the zero point is a float32."""
+    lo, hi, _ = constants
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, nearest(zero_point, lo, hi), lo, hi, factor
+    return np.float32(1) / s, s, nearest(zero_point, lo, hi)
 
 
 @formula
-def slopes_per_tensor(
-    x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any
-) -> Any:
+def slopes_per_tensor(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable backward per tensor: the zero point is an integer, so in K."""
+    lo, hi, _ = constants
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo), lo, hi, factor
+    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo)
 
 
 @formula
-def slopes_truncated(
-    x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any
-) -> Any:
+def slopes_truncated(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """What PyTorch's per-tensor backward uses instead: trunc(zero_point + 1/2)."""
+    lo, hi, _ = constants
     s, z = np.float32(widen(scale)), np.float32(widen(zero_point)) + np.float32(0.5)
     z = trunc(clamp(z, np.float32(lo), np.float32(hi)))
-    return np.float32(1) / s, s, like(z, lo), lo, hi, factor
+    return np.float32(1) / s, s, like(z, lo)
 
 
 @formula
-def gradients_zero_first(g: Any, x: Any, p: Any) -> Any:
+def gradients_zero_first(g: Any, x: Any, p: Any, constants: Any) -> Any:
     """PyTorch's learnable backward: its code is rint of one fma, the zero point inside."""
-    inverse, _, zero_point, _, _, _ = p
+    inverse, _, zero_point = p
     x = widen(x)
     t = rint(fma(x, like(inverse, x), like(zero_point, x)))
-    return gradients(widen(g), x, t, p)
+    return gradients(widen(g), x, t, p, constants)
 
 
 @formula
-def gradients_zero_last(g: Any, x: Any, p: Any) -> Any:
+def gradients_zero_last(g: Any, x: Any, p: Any, constants: Any) -> Any:
     """The backward with the code of its forward, so that they agree at ties."""
-    inverse, _, zero_point, _, _, _ = p
+    inverse, _, zero_point = p
     x = widen(x)
     t = like(zero_point, x) + rint(x * inverse)
-    return gradients(widen(g), x, t, p)
+    return gradients(widen(g), x, t, p, constants)
 
 
 @formula
-def gradients(g: Any, x: Any, t: Any, p: Any) -> Any:
+def gradients(g: Any, x: Any, t: Any, p: Any, constants: Any) -> Any:
     """The gradients of one element from its unclamped code `t` (LSQ+, Bhalgat et al. 2020).
 
     Returns whether it is inside the range, and its terms of grad_scale and grad_zero_point. A NaN
     counts as below. Codes are compared in K; the rest is in T.
     """
-    inverse, scale, zero_point, lo, hi, factor = p
+    inverse, scale, zero_point = p
+    lo, hi, factor = constants
     s = like(scale, x)
     inside = (t >= lo) & (t <= hi)
     residual = fma(like(t - zero_point, x), s, -x)
     clipped = like(like(hi if t > hi else lo, zero_point) - zero_point, x)
-    slope = (g * residual) * inverse if inside else g * clipped
-    shift = like(np.float32(0), x) if inside else (-g * s) * factor
+    slope = g * (residual if inside else clipped)
+    slope = slope * like(inverse, x) if inside else slope
+    shift = like(np.float32(0), x) if inside else (g * -s) * factor
     return inside, slope * factor, shift
 
 

@@ -86,6 +86,15 @@ def code_of(v: Any, lo: Any, hi: Any, nan: Any) -> Any:
     return lo if v < lo else hi if v > hi else like(v, lo)
 
 
+def rounded_code(t: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, other: Any) -> Any:
+    """rint(t) + zero_point (None: rint(t)) as a code, for codes of the type of `other`.
+
+    An integer zero point lies within +-2**20 where `other` has at most 16 bits.
+    """
+    t = rint(t)
+    return code_of(t if zero_point is None else plus(t, zero_point), lo, hi, nan)
+
+
 def item(y: np.ndarray[Any, Any]) -> Any:
     """A value of the type of the elements of `y`."""
     return y.dtype.type(0)

@@ -30,7 +30,7 @@ FLOAT8 = {np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
 TWO_BYTE = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 FLOAT = TWO_BYTE | FLOAT8 | {np.dtype(np.float32), np.dtype(np.float64)}
 
-TILE, LANES = 4096, 64  # the promised summation tree
+TILE, LANES = 4096, 16  # the promised summation tree
 F32, F64 = np.float32, np.float64
 F32_EPS = np.finfo(F32).eps
 

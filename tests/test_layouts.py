@@ -302,7 +302,7 @@ def test_segments_in_any_order(name, grain, monkeypatch):
     """What threads do, without compiling it: segments of any length, in any order."""
     whole, rng = target.Kernel.__call__, np.random.default_rng(0)
 
-    def in_segments(self, n, size, args, key):
+    def in_segments(self, n, size, args, key, grain_=None):
         whole(self, 0, 0, args, key)  # compiles
         for begin in rng.permutation(range(0, n, grain)).tolist():
             self.serial[key](begin, min(n, begin + grain), *args)

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numba.extending import register_jitable
 
-from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type
+from npquant.cpu import table
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, store
 
 Array = np.ndarray[Any, Any]
 
-#: Runs shorter than this are done side by side, where a period of them has at most PERIOD elements.
-SHORT, PERIOD = 16, 1 << 14
+#: Runs shorter than this are done side by side.
+SHORT = 16
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
 
@@ -40,9 +42,9 @@ class Elementwise:
     Parameters
     ----------
     parameters : callable
-        ``parameters(x, scale, zero_point, lo, hi, nan, y) -> p``, once a channel.
+        ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
     element : callable
-        ``element(x, p) -> (value, inside)``.
+        ``element(x, p, constants, y) -> (value, inside)``.
     wide : Elementwise, optional
         The same op for codes that its precision does not hold.
     """
@@ -57,16 +59,17 @@ class Elementwise:
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
+            constants = lo, hi, nan
             row = (first + begin) // inner
             skip = (first + begin) - row * inner
             c = row % channels
             while begin < end:
                 m = min(inner - skip, end - begin)
-                p = parameters(x, at(scale, c), at(zero_point, c), lo, hi, nan, y)
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 # An unsigned index is not checked for wrap-around, so the loop is vectorised.
                 base = np.uintp(begin)
                 for k in range(np.uintp(m)):
-                    value, inside = element(x[base + k], p)
+                    value, inside = element(x[base + k], p, constants, y)
                     store(y, base + k, value)
                     store(mask, base + k, inside)
                 begin += m
@@ -77,18 +80,29 @@ class Elementwise:
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
-            c = (first + begin) % channels
-            while begin < end:
-                m = min(channels - c, end - begin)
-                base, channel = np.uintp(begin), np.uintp(c)
-                for k in range(np.uintp(m)):
-                    s, z = scale[channel + k], zero_point[channel + k]
-                    p = parameters(x, s, z, lo, hi, nan, y)
-                    value, inside = element(x[base + k], p)
-                    store(y, base + k, value)
-                    store(mask, base + k, inside)
-                begin += m
-                c = 0
+            constants = lo, hi, nan
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
+            period = _repeated(channels * inner)
+            start = begin - (first + begin) % period  # of the period that `begin` lies in
+            for row in range(0, period, table.ROWS):
+                rows = min(table.ROWS, period - row)
+                i = start + row
+                if i + rows <= begin:
+                    i += period
+                if i >= end:
+                    continue
+                table.fill(columns, row, rows, parameters, x, scale, zero_point,
+                           channels, inner, constants, y)  # fmt: skip
+                while i < end:
+                    above, below = max(begin - i, 0), min(end - i, rows)
+                    base, at_row = np.uintp(i + above), np.uintp(above)
+                    for k in range(np.uintp(below - above)):
+                        p = table.take(columns, at_row + k, kind)
+                        value, inside = element(x[base + k], p, constants, y)
+                        store(y, base + k, value)
+                        store(mask, base + k, inside)
+                    i += period
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide = wide
@@ -145,20 +159,14 @@ class Elementwise:
         n = x.size
         if n == 0:
             return
-        kernel = self._runs
+        kernel, grain = self._runs, GRAIN
         types_: tuple[Any, ...] = precision
         if type(scale) is np.ndarray:
-            if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
-                kernel = self._periods
-                if inner > 1 or channels < LEAST_PERIOD:
-                    repeats = -(-LEAST_PERIOD // (channels * inner))
-                    scale = np.tile(np.repeat(scale, inner), repeats)
-                    zero_point = np.tile(np.repeat(zero_point, inner), repeats)
-                    channels = scale.size
             types_ = (scale.dtype, zero_point.dtype, precision[2])
-        lo, hi, nan = constants
-        args = (first, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
-        kernel(n, n, args, (x.dtype, y.dtype, types_, mask is None))
+            if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
+                kernel, grain = self._periods, _grain(channels * inner)
+        args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
+        kernel(n, n, args, (x.dtype, y.dtype, types_, mask is None), grain)
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
@@ -174,9 +182,19 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
 
 
 def _periodic(channels: int, inner: int, size: int) -> bool:
-    """Whether a period fits its buffers, and comes around often enough to be worth them."""
-    period = channels * inner
-    return inner == 1 or (period <= PERIOD and 4 * period <= size)
+    """Whether a period comes around often enough to be worth a table."""
+    return inner == 1 or 4 * channels * inner <= size
+
+
+def _grain(period: int) -> int:
+    """Elements of a parallel segment of `periods`: each makes a table of its own."""
+    return max(GRAIN, min(16 * period, 1 << 20))
+
+
+@register_jitable
+def _repeated(period: Any) -> Any:
+    """A multiple of `period` that is no shorter than LEAST_PERIOD."""
+    return (LEAST_PERIOD + period - 1) // period * period if period < LEAST_PERIOD else period
 
 
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:

@@ -16,6 +16,8 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
+from npquant.cpu import table
+from npquant.cpu.lanes import LANES, add_rows, folded
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
@@ -25,11 +27,10 @@ from npquant.primitives import at, item, key, like, masked, store, value, widen
 Array = np.ndarray[Any, Any]
 
 TILE = 4096
-LANES = 64
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
 STRIP = 1024
 #: Channels of a block, where they lie side by side: its lanes fit a second-level cache.
-BLOCK = 64
+BLOCK = 256
 
 
 # --- minima and maxima ------------------------------------------------------------------------
@@ -136,26 +137,14 @@ _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 @register_jitable
-def _add_to_lanes(lanes: Any, terms: Any, n: Any) -> None:
-    """Add the first `n` terms, term k to lane k % LANES."""
-    whole = n // LANES * LANES
-    for row in range(0, whole, LANES):
-        base = np.uintp(row)
-        for lane in range(np.uintp(LANES)):
-            lanes[lane] += terms[base + lane]
-    base = np.uintp(whole)
-    for lane in range(np.uintp(n - whole)):
-        lanes[lane] += terms[base + lane]
-
-
-@register_jitable
-def _fold(lanes: Any, width: Any) -> None:
-    """Add LANES rows of `width` by halves: row i takes row i + h."""
+def _fold(lanes: Any, start: Any, width: Any) -> None:
+    """As `folded`, of lanes that are rows of `width`, from `start` on: row i takes row i + h."""
+    first = np.uintp(start)
     h = LANES // 2 * width
     while h >= width:
         half = np.uintp(h)
         for k in range(half):
-            lanes[k] += lanes[half + k]
+            lanes[first + k] += lanes[first + half + k]
         h //= 2
 
 
@@ -165,32 +154,34 @@ class Gradients:
     Parameters
     ----------
     parameters : callable
-        ``parameters(x, scale, zero_point, lo, hi, factor, y) -> p``, once a channel; it begins
-        with the inverse, the scale and the zero point, and all else is the same everywhere.
+        ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
     element : callable
-        ``element(g, x, p) -> (inside, slope, shift)``.
+        ``element(g, x, p, constants) -> (inside, slope, shift)``.
     """
 
     def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
+        # Terms of both sums wait in one array and are added to lanes in one array: the compiler
+        # vectorises a loop as long as it has few arrays to tell apart.
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, slopes: Any, shifts: Any,
         ) -> None:  # fmt: skip
             """Tasks (channel, tile)."""
+            constants = lo, hi, factor
             tiles = slopes.shape[1]
-            slope, shift = np.empty(LANES), np.empty(LANES)
-            zero = like(np.float32(0), factor)
-            us, ws = np.full(STRIP, zero), np.full(STRIP, zero)
-            for task in range(begin, end):
-                c = task // tiles
-                tile = task - c * tiles
-                p = parameters(x, at(scale, c), at(zero_point, c), lo, hi, factor, y)
-                slope[:] = 0
-                shift[:] = 0
+            lanes = np.empty(2 * LANES)
+            terms = np.full(2 * STRIP, like(np.float32(0), factor))
+            c = begin // tiles
+            tile = begin - c * tiles
+            for _ in range(begin, end):
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                lanes[:] = 0
                 left = min(count - tile * TILE, TILE)
-                row = tile * TILE // inner
-                i = tile * TILE - row * inner
+                row = i = 0
+                if tile > 0:
+                    row = tile * TILE // inner
+                    i = tile * TILE - row * inner
                 filled = 0
                 while left > 0:
                     m = min(inner - i, left, STRIP - filled)
@@ -198,10 +189,10 @@ class Gradients:
                     at_term = np.uintp(filled)
                     for k in range(np.uintp(m)):
                         v = g[base + k]
-                        inside, u, w = element(v, x[base + k], p)
+                        inside, slope, shift = element(v, x[base + k], p, constants)
                         store(y, base + k, masked(v, inside))
-                        us[at_term + k] = u
-                        ws[at_term + k] = w
+                        terms[at_term + k] = slope
+                        terms[np.uintp(STRIP) + at_term + k] = shift
                     left -= m
                     filled += m
                     i += m
@@ -209,13 +200,16 @@ class Gradients:
                         row += 1
                         i = 0
                     if filled == STRIP or left == 0:
-                        _add_to_lanes(slope, us, filled)
-                        _add_to_lanes(shift, ws, filled)
+                        rows = (filled + LANES - 1) // LANES
+                        for k in range(filled, rows * LANES):  # a sum takes a 0 as if it were not
+                            terms[k] = terms[STRIP + k] = 0
+                        add_rows(lanes, terms, rows)
                         filled = 0
-                _fold(slope, 1)
-                _fold(shift, 1)
-                slopes[c, tile] = slope[0]
-                shifts[c, tile] = shift[0]
+                slopes[c, tile], shifts[c, tile] = folded(lanes)
+                tile += 1
+                if tile == tiles:
+                    tile = 0
+                    c += 1
 
         def beside(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
@@ -223,36 +217,38 @@ class Gradients:
             y: Any, slopes: Any, shifts: Any,
         ) -> None:  # fmt: skip
             """Tasks (tile, block of channels), the channels side by side; inner is 1."""
+            constants = lo, hi, factor
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
             blocks = (channels + BLOCK - 1) // BLOCK
-            slope, shift = np.empty(LANES * BLOCK), np.empty(LANES * BLOCK)
+            lanes = np.empty(2 * LANES * BLOCK)
+            terms = np.full(2 * STRIP, like(np.float32(0), factor))
             for task in range(begin, end):
                 tile = task // blocks
                 c = (task - tile * blocks) * BLOCK
                 width = min(BLOCK, channels - c)
-                p = parameters(x, scale[c], zero_point[c], lo, hi, factor, y)
-                inverses, scales, zeros = (
-                    np.full(width, p[0]), np.full(width, p[1]), np.full(width, p[2]),
-                )  # fmt: skip
-                for k in range(1, width):
-                    p = parameters(x, scale[c + k], zero_point[c + k], lo, hi, factor, y)
-                    inverses[k], scales[k], zeros[k] = p[0], p[1], p[2]
-                slope[: LANES * width] = 0
-                shift[: LANES * width] = 0
+                table.fill(columns, c, width, parameters, x, scale, zero_point,
+                           channels, 1, constants, y)  # fmt: skip
+                lanes[: LANES * width] = 0
+                lanes[LANES * BLOCK : LANES * BLOCK + LANES * width] = 0
                 start = tile * TILE
                 for row in range(start, min(count, start + TILE)):
-                    lane = np.uintp((row - start) % LANES * width)
                     base = np.uintp(row * channels + c)
                     for k in range(np.uintp(width)):
                         v = g[base + k]
-                        p = inverses[k], scales[k], zeros[k], lo, hi, factor
-                        inside, u, w = element(v, x[base + k], p)
+                        p = table.take(columns, k, kind)
+                        inside, slope, shift = element(v, x[base + k], p, constants)
                         store(y, base + k, masked(v, inside))
-                        slope[lane + k] += u
-                        shift[lane + k] += w
-                _fold(slope, width)
-                _fold(shift, width)
-                slopes[c : c + width, tile] = slope[:width]
-                shifts[c : c + width, tile] = shift[:width]
+                        terms[k] = slope
+                        terms[np.uintp(STRIP) + k] = shift
+                    lane = np.uintp((row - start) % LANES * width)
+                    for k in range(np.uintp(width)):
+                        lanes[lane + k] += terms[k]
+                        lanes[np.uintp(LANES * BLOCK) + lane + k] += terms[np.uintp(STRIP) + k]
+                _fold(lanes, 0, width)
+                _fold(lanes, LANES * BLOCK, width)
+                slopes[c : c + width, tile] = lanes[:width]
+                shifts[c : c + width, tile] = lanes[LANES * BLOCK : LANES * BLOCK + width]
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature)

@@ -40,6 +40,7 @@ E4M3FN: Final = Storage("float8_e4m3fn", 8)
 E5M2: Final = Storage("float8_e5m2", 8)
 INT4, UINT4, INT2, UINT2 = (Storage(n, 8) for n in ("int4", "uint4", "int2", "uint2"))
 
+SUB_BYTE: Final = (INT4, UINT4, INT2, UINT2)
 HALVES: Final = (FLOAT16, BFLOAT16)
 NARROW: Final = (types.int8, types.uint8, types.int16, types.uint16, types.int32)
 
@@ -94,7 +95,9 @@ def _reinterpret(result: types.Type) -> Any:
     return reinterpret
 
 
-_to = {t: _reinterpret(t) for t in (*TYPES.values(), types.uint32) if t != types.boolean}
+#: For each type, what reads the bits of a value as one of it.
+reinterpreted: Final = {t: _reinterpret(t) for t in TYPES.values() if t != types.boolean}
+_to = reinterpreted
 _as_float32, _as_float64 = _to[types.float32], _to[types.float64]
 _as_int16, _as_int32, _as_int64 = _to[types.int16], _to[types.int32], _to[types.int64]
 _as_uint16, _as_uint32 = _to[types.uint16], _to[types.uint32]
@@ -302,6 +305,36 @@ def _code_of(v, lo, hi, nan):
     return code_of
 
 
+_MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
+
+
+@overload(p.rounded_code)
+def _rounded_code(t, zero_point, lo, hi, nan, other):
+    without = isinstance(zero_point, types.NoneType)
+    small = without or isinstance(zero_point, types.Integer)
+    narrow = (other in NARROW and other != types.int32) or other in SUB_BYTE
+    if not (narrow and small and isinstance(lo, types.Float)):
+        if without:
+            return lambda t, zero_point, lo, hi, nan, other: p.code_of(p.rint(t), lo, hi, nan)
+        return lambda t, zero_point, lo, hi, nan, other: p.code_of(
+            p.plus(p.rint(t), zero_point), lo, hi, nan
+        )
+
+    # Within 2**22 (2**51), adding `magic` rounds to nearest even, and the low bits of the sum are
+    # the integer. Above 16 bits the result is not the code; storing it drops them.
+    magic, bits = _MAGIC[t], _as_int32 if t == types.float32 else _as_int64
+
+    def rounded_code(t, zero_point, lo, hi, nan, other):
+        z = np.int32(0) if without else np.int32(zero_point)
+        least, greatest = p.like(lo, t) - p.like(z, t), p.like(hi, t) - p.like(z, t)
+        u = least if t < least else t
+        u = greatest if u > greatest else u
+        code = np.int32(np.int32(bits(u + magic)) + z)
+        return code if t == t else np.int32(nan)
+
+    return rounded_code
+
+
 @intrinsic
 def _zero(context: Any, y: types.Type) -> Any:
     """A zero of the element type of `y`, without touching its memory."""
@@ -324,6 +357,12 @@ def _store(y, i, v):
     kind = y.dtype
     if isinstance(kind, Storage):
         narrow = register_jitable(_FROM_FLOAT32[kind])
+        if kind in SUB_BYTE and isinstance(v, types.Integer):
+
+            def store(y, i, v):
+                y[i] = narrow(v)
+
+            return store
 
         def store(y, i, v):
             y[i] = narrow(np.float32(p.widen(v)))

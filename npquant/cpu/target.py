@@ -113,8 +113,10 @@ class Kernel:
         self.serial: dict[Key, Any] = {}
         self.parallel: dict[Key, Any] = {}
 
-    def __call__(self, n: int, size: int, args: tuple[Any, ...], key: Key) -> None:
-        """Do the items [0, n), which are `size` elements."""
+    def __call__(
+        self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
+    ) -> None:
+        """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
         if size < PARALLEL_FROM or threads() == 1 or not _parallel.acquire(blocking=False):
             entry = self.serial.get(key)
             if entry is None:
@@ -127,7 +129,7 @@ class Kernel:
                 if entry is None:
                     types_ = (types.intp, types.intp, types.Tuple(self._signature(*key)))
                     entry = self.parallel[key] = _compile(self._parallel, types_, True)
-                entry(n, max(1, n * GRAIN // size), args)
+                entry(n, grain or max(1, n * GRAIN // size), args)
             finally:
                 _parallel.release()
 

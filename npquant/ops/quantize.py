@@ -281,7 +281,7 @@ def quantize_per_channel(
     a = checks.axis_of(axis, x)
     shapes = ((x.shape[a],),)
     s = checks.scales(scales, "scales", shapes, x)
-    z = checks.zero_points(zero_points, "zero_points", shapes, x)
+    z = checks.code_zero_points(zero_points, "zero_points", shapes, x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
     y = checks.output(out, x, target, scales=s, zero_points=z)
     backend.of(x).quantize_per_channel(
