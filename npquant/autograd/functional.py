@@ -423,6 +423,8 @@ def max_pool2d(
 def flatten(x: Array, start_dim: int = 1) -> Array:
     """Make one axis of the last ones.
 
+    The axes before `start_dim` stay as they are.
+
     Parameters
     ----------
     x : ndarray

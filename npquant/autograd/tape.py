@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks, dtypes
+from npquant import checks
 from npquant.autograd.rules import RULES, Rule
 from npquant.errors import show
 
@@ -356,10 +356,7 @@ class Tape:
         first = np.ones_like(target) if grad is None else checks.same(grad, "grad", target)
 
         ends = {id(source) for source in wanted}
-        leading = set(ends)  # what leads to a source, and the sources themselves
-        for key, inputs, _ in self._records:
-            if not leading.isdisjoint(inputs):
-                leading.add(key)
+        leading = self._leading(ends)
         grads = {id(target): first}
         self._state = "spent"
         while self._records:
@@ -369,6 +366,14 @@ class Tape:
         taken = {id(grad)}  # arrays that are somebody else's already
         found = [_own(grads.get(id(source)), taken) for source in wanted]
         return found if isinstance(sources, (list, tuple)) else found[0]
+
+    def _leading(self, ends: set[int]) -> set[int]:
+        """What leads to the sources, and the sources themselves."""
+        leading = set(ends)
+        for key, inputs, _ in self._records:
+            if not leading.isdisjoint(inputs):
+                leading.add(key)
+        return leading
 
     def _step_back(self, grads: dict[int, Array], ends: set[int], leading: set[int]) -> None:
         """Use the last record, and let go of it."""
@@ -496,7 +501,7 @@ def _values(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 def _array_of_floats(value: Any, name: str, other: str = "") -> None:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array{other}, got {show(value)}")
-    checks.native(value, name, dtypes.FLOATS)
+    checks.floats(value, name)
 
 
 def _kind(source: Any) -> tuple[tuple[int, ...], Any]:
