@@ -747,4 +747,4 @@ def _groups(value: Any) -> int:
 
 
 def _mean(terms: Array, x: Array) -> Array:
-    return np.asarray(np.mean(terms, dtype=np.float64)).astype(x.dtype)
+    return np.array(terms.sum(dtype=np.float64) / terms.size, x.dtype)

@@ -380,7 +380,7 @@ class Tape:
         key, inputs, backward = self._records.pop()
         del self._variables[key]
         grad = grads.get(key) if key in ends else grads.pop(key, None)
-        if grad is None or key not in leading or leading.isdisjoint(inputs):
+        if grad is None or leading.isdisjoint(inputs):
             return
         if isinstance(backward, tuple):
             parts: Sequence[Any] = [
