@@ -193,7 +193,7 @@ class Tape:
         return result
 
     def watch(self, source: Any) -> None:
-        """Trace what is computed from an array.
+        """Trace what is computed from an array from now on.
 
         A `Parameter` is watched when it is first used; to watch it here does no harm.
 
@@ -326,7 +326,7 @@ class Tape:
 
         See Also
         --------
-        Tape.watch : Trace what is computed from an array.
+        Tape.watch : Trace what is computed from an array from now on.
 
         Examples
         --------
