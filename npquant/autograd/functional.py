@@ -1,0 +1,750 @@
+"""What a small network needs round its fake-quantize ops, on arrays.
+
+Matrix products are those of NumPy's BLAS. Gradients stand in `rules.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from npquant import checks, dtypes
+from npquant.errors import show
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[int, int]
+
+#: What NumPy's BLAS multiplies.
+_FLOATS: Final[frozenset[dtypes.DType]] = frozenset({dtypes.float32, dtypes.float64})
+
+
+def linear(x: Array, w: Array, b: Array | None = None) -> Array:
+    """Multiply rows by a matrix of weights, and add a bias.
+
+    For every row along the last axis of `x`::
+
+        y = x @ w.T + b
+
+    Parameters
+    ----------
+    x : ndarray of shape (..., inputs)
+        Rows; float32 or float64.
+    w : ndarray of shape (outputs, inputs)
+        Weights, one row for each output; of the dtype of `x`.
+    b : ndarray of shape (outputs,), optional
+        Bias, of the dtype of `x`. By default none.
+
+    Returns
+    -------
+    ndarray of shape (..., outputs)
+        Result, of the dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, or of a dtype that is not allowed. float16 and bfloat16 are not:
+        NumPy has no BLAS for them.
+    ValueError
+        If a shape does not fit.
+
+    See Also
+    --------
+    matmul : Multiply matrices.
+    conv2d : Correlate images with kernels.
+
+    Notes
+    -----
+    Corresponds to ``torch.nn.functional.linear``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> w, b = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([0.5, 0.0, 0.0])
+    >>> ag.linear(np.array([[1.0, 10.0]]), w, b)
+    array([[21.5, 43. , 65. ]])
+    """
+    x = _floats(x, "x")
+    w = _like(w, "w", x)
+    if w.ndim != 2:
+        raise ValueError(f"w must have the shape (outputs, inputs), got {w.shape}")
+    outputs, inputs = w.shape
+    if x.ndim == 0 or x.shape[-1] != inputs:
+        raise ValueError(f"x must have the shape (..., {inputs}) for w of shape {w.shape}, "
+                         f"got {x.shape}")  # fmt: skip
+    y: Array = rows(x) @ w.T
+    if b is not None:
+        y += _bias(b, outputs, x)
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)
+
+
+def matmul(x: Array, y: Array) -> Array:
+    """Multiply matrices.
+
+    The last two axes are those of the matrices. The others broadcast, as in NumPy.
+
+    Parameters
+    ----------
+    x : ndarray of shape (..., n, k)
+        Matrices; float32 or float64.
+    y : ndarray of shape (..., k, m)
+        Matrices, of the dtype of `x`.
+
+    Returns
+    -------
+    ndarray of shape (..., n, m)
+        Products, of the dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, or of a dtype that is not allowed. float16 and bfloat16 are not:
+        NumPy has no BLAS for them.
+    ValueError
+        If a shape does not fit.
+
+    See Also
+    --------
+    linear : Multiply rows by a matrix of weights, and add a bias.
+
+    Notes
+    -----
+    Corresponds to ``torch.matmul`` of arrays with at least two axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.matmul(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]))
+    array([[11.]])
+    """
+    x = _floats(x, "x")
+    y = _like(y, "y", x)
+    for array, name in ((x, "x"), (y, "y")):
+        if array.ndim < 2:
+            raise ValueError(f"{name} must have at least two axes, got shape {array.shape}")
+    _broadcast(x.shape[:-2], y.shape[:-2], x, y)
+    if x.shape[-1] != y.shape[-2]:
+        raise ValueError(f"y must have the shape (..., {x.shape[-1]}, m) for x of shape {x.shape}, "
+                         f"got {y.shape}")  # fmt: skip
+    return np.matmul(x, y)  # type: ignore[no-any-return]
+
+
+def add(x: Array | float, y: Array | float) -> Array:
+    """Add two arrays, or an array and a number.
+
+    Shapes broadcast, as in NumPy.
+
+    Parameters
+    ----------
+    x : ndarray or float
+        Array of float32 or float64, or a Python number.
+    y : ndarray or float
+        The same, of the same dtype; one of the two is an array.
+
+    Returns
+    -------
+    ndarray
+        Sum, of the common shape and the dtype of the arrays.
+
+    Raises
+    ------
+    TypeError
+        If neither is an array, one is neither array nor number, or a dtype is not allowed. float16
+        and bfloat16 are not.
+    ValueError
+        If the shapes do not broadcast.
+
+    See Also
+    --------
+    mul : Multiply two arrays, or an array and a number.
+
+    Notes
+    -----
+    Corresponds to ``torch.add``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.add(np.array([[1.0], [2.0]]), np.array([10.0, 20.0]))
+    array([[11., 21.],
+           [12., 22.]])
+    """
+    return np.asarray(np.add(*_two(x, y)))
+
+
+def mul(x: Array | float, y: Array | float) -> Array:
+    """Multiply two arrays, or an array and a number.
+
+    Element by element. Shapes broadcast, as in NumPy.
+
+    Parameters
+    ----------
+    x : ndarray or float
+        Array of float32 or float64, or a Python number.
+    y : ndarray or float
+        The same, of the same dtype; one of the two is an array.
+
+    Returns
+    -------
+    ndarray
+        Product, of the common shape and the dtype of the arrays.
+
+    Raises
+    ------
+    TypeError
+        If neither is an array, one is neither array nor number, or a dtype is not allowed. float16
+        and bfloat16 are not.
+    ValueError
+        If the shapes do not broadcast.
+
+    See Also
+    --------
+    add : Add two arrays, or an array and a number.
+    matmul : Multiply matrices.
+
+    Notes
+    -----
+    Corresponds to ``torch.mul``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.mul(np.array([1.0, 2.0]), 3)
+    array([3., 6.])
+    """
+    return np.asarray(np.multiply(*_two(x, y)))
+
+
+def relu(x: Array) -> Array:
+    """Replace what is negative by zero.
+
+    A NaN stays NaN. The gradient passes where `x` is not below or equal to zero.
+
+    Parameters
+    ----------
+    x : ndarray
+        Values of any shape; float32 or float64.
+
+    Returns
+    -------
+    ndarray
+        ``max(x, 0)``, of the shape and dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        If `x` is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
+
+    See Also
+    --------
+    sigmoid : Compute the logistic function.
+
+    Notes
+    -----
+    Corresponds to ``torch.nn.functional.relu``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.relu(np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 2.])
+    """
+    return np.asarray(np.maximum(_floats(x, "x"), 0))
+
+
+def sigmoid(x: Array) -> Array:
+    """Compute the logistic function.
+
+    ``1 / (1 + exp(-x))``, by way of ``exp(-abs(x))``, which does not overflow.
+
+    Parameters
+    ----------
+    x : ndarray
+        Values of any shape; float32 or float64.
+
+    Returns
+    -------
+    ndarray
+        Values between 0 and 1, of the shape and dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        If `x` is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
+
+    See Also
+    --------
+    relu : Replace what is negative by zero.
+
+    Notes
+    -----
+    Corresponds to ``torch.sigmoid``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.sigmoid(np.array([0.0, -1000.0, 1000.0]))
+    array([0.5, 0. , 1. ])
+    """
+    x = _floats(x, "x")
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x < 0, e, x.dtype.type(1)) / (1 + e))
+
+
+def conv2d(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    groups: int = 1,
+) -> Array:
+    """Correlate images with kernels.
+
+    Each output channel is the sum over the input channels of its group of the images, each
+    correlated with a kernel, at every `stride`-th place; `padding` zeros surround the images. The
+    places are gathered into a matrix, which BLAS multiplies by the kernels.
+
+    Parameters
+    ----------
+    x : ndarray of shape (N, C, H, W)
+        Images; float32 or float64.
+    w : ndarray of shape (K, C / groups, h, w)
+        Kernels of each of the K output channels, of the dtype of `x`.
+    b : ndarray of shape (K,), optional
+        Bias, of the dtype of `x`. By default none.
+    stride : int or pair of int, default 1
+        Step from one place to the next, along H and W; at least 1.
+    padding : int or pair of int, default 0
+        Rows and columns of zeros on each side; not negative.
+    groups : int, default 1
+        Number of groups of channels; it divides C and K.
+
+    Returns
+    -------
+    ndarray of shape (N, K, (H + 2 * padding - h) // stride + 1, ...)
+        Result, of the dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or of a dtype that is not allowed. float16 and bfloat16
+        are not: NumPy has no BLAS for them.
+    ValueError
+        If a shape does not fit, or `stride`, `padding` or `groups` is out of range.
+
+    See Also
+    --------
+    linear : Multiply rows by a matrix of weights, and add a bias.
+    max_pool2d : Take the greatest value of each window of an image.
+
+    Notes
+    -----
+    Corresponds to ``torch.nn.functional.conv2d`` without dilation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> x = np.arange(9.0).reshape(1, 1, 3, 3)
+    >>> ag.conv2d(x, np.array([[[[1.0, 0.0], [0.0, -1.0]]]]), np.array([0.5]))
+    array([[[[-3.5, -3.5],
+             [-3.5, -3.5]]]])
+    """
+    x, w, step, pad, g = correlation(x, w, stride, padding, groups)
+    size = places(x, w.shape[2:], step, pad, "w")
+    found = w.reshape(g, w.shape[0] // g, -1) @ columns(x, w.shape[2:], step, pad, g)
+    if b is not None:
+        found += _bias(b, w.shape[0], x).reshape(g, -1, 1)
+    return image_major(found.reshape(w.shape[0], len(x), *size))
+
+
+def max_pool2d(
+    x: Array,
+    kernel_size: int | Pair,
+    stride: int | Pair | None = None,
+    padding: int | Pair = 0,
+) -> Array:
+    """Take the greatest value of each window of an image.
+
+    A NaN counts as greatest. The gradient goes to the first of equal values.
+
+    Parameters
+    ----------
+    x : ndarray of shape (N, C, H, W)
+        Images; float32 or float64.
+    kernel_size : int or pair of int
+        Height and width of a window.
+    stride : int or pair of int, optional
+        Step from one window to the next, at least 1. By default `kernel_size`: no overlap.
+    padding : int or pair of int, default 0
+        Rows and columns on each side that count as -inf; at most half of `kernel_size`.
+
+    Returns
+    -------
+    ndarray of shape (N, C, (H + 2 * padding - h) // stride + 1, ...)
+        Result, of the dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or of a dtype that is not allowed. float16 and bfloat16
+        are not.
+    ValueError
+        If `x` does not have four axes, a window is larger than the padded images, or
+        `kernel_size`, `stride` or `padding` is out of range.
+
+    See Also
+    --------
+    conv2d : Correlate images with kernels.
+
+    Notes
+    -----
+    Corresponds to ``torch.nn.functional.max_pool2d`` without dilation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.max_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)
+    array([[[[ 5.,  7.],
+             [13., 15.]]]])
+    """
+    return pooled(*pooling(x, kernel_size, stride, padding))[0]
+
+
+def flatten(x: Array, start_dim: int = 1) -> Array:
+    """Make one axis of the last ones.
+
+    The axes before `start_dim` stay as they are.
+
+    Parameters
+    ----------
+    x : ndarray
+        Values; float32 or float64.
+    start_dim : int, default 1
+        First of the axes that become one; a negative one counts from the back.
+
+    Returns
+    -------
+    ndarray
+        View of `x`, or a copy where it lies in memory otherwise: a new array in any case.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or of a dtype that is not allowed. float16 and bfloat16
+        are not.
+    ValueError
+        If `start_dim` is no axis of `x`.
+
+    See Also
+    --------
+    linear : Multiply rows by a matrix of weights, and add a bias.
+
+    Notes
+    -----
+    Corresponds to ``torch.flatten``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.flatten(np.zeros((5, 3, 2, 2))).shape
+    (5, 12)
+    """
+    x = _floats(x, "x")
+    first = checks.integer(start_dim, "start_dim")
+    if not -x.ndim <= first < x.ndim:
+        raise ValueError(f"start_dim must be an axis of x, of shape {x.shape}, got {show(first)}")
+    kept = x.shape[: first % x.ndim]
+    return x.reshape(*kept, math.prod(x.shape[len(kept) :]))
+
+
+def mse_loss(input: Array, target: Array) -> Array:
+    """Compute the mean of the squared differences.
+
+    The squares are added in float64.
+
+    Parameters
+    ----------
+    input : ndarray
+        Values of any shape, at least one; float32 or float64.
+    target : ndarray
+        Values of the shape and dtype of `input`. It has a gradient too.
+
+    Returns
+    -------
+    ndarray
+        Mean, without axes, of the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
+    ValueError
+        If the shapes differ, or there is nothing to take the mean of.
+
+    See Also
+    --------
+    softmax_cross_entropy : Compute the mean cross-entropy of softmax.
+
+    Notes
+    -----
+    Corresponds to ``torch.nn.functional.mse_loss``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.mse_loss(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+    array(2.)
+    """
+    input = _floats(input, "input")
+    target = _like(target, "target", input)
+    if target.shape != input.shape:
+        raise ValueError(f"target must have the shape {input.shape}, got {target.shape}")
+    if input.size == 0:
+        raise ValueError(f"input must have an element, got shape {input.shape}")
+    return _mean(np.square(input - target), input)
+
+
+def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
+    """Compute the mean cross-entropy of softmax.
+
+    The mean over the rows of ``log(sum(exp(logits))) - logits[label]``, with the greatest of the
+    row subtracted first, so that nothing overflows. The rows are added in float64.
+
+    Parameters
+    ----------
+    logits : ndarray of shape (N, C)
+        A row of scores for each of N examples, at least one; float32 or float64.
+    labels : ndarray of shape (N,)
+        The right one of the C classes: integers from 0 to C - 1.
+
+    Returns
+    -------
+    ndarray
+        Mean, without axes, of the dtype of `logits`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
+    ValueError
+        If a shape does not fit, a label is no class, or there is no row.
+
+    See Also
+    --------
+    mse_loss : Compute the mean of the squared differences.
+
+    Notes
+    -----
+    Corresponds to ``torch.nn.functional.cross_entropy``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.softmax_cross_entropy(np.zeros((1, 4)), np.array([2]))
+    array(1.38629436)
+    """
+    return cross_entropy(logits, labels)[0]
+
+
+# --- what the rules take from here ------------------------------------------------------------
+
+
+def rows(x: Array) -> Array:
+    """All axes but the last as one."""
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def images(value: Any) -> Array:
+    """An array of images."""
+    x = _floats(value, "x")
+    if x.ndim != 4:
+        raise ValueError(f"x must have the shape (N, C, H, W), got {x.shape}")
+    return x
+
+
+def places(x: Array, kernel: Pair, stride: Pair, padding: Pair, name: str) -> Pair:
+    """How many places a kernel has, along H and W."""
+    size = [n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True)]
+    if any(k > n or k < 1 for k, n in zip(kernel, size, strict=True)):
+        raise ValueError(f"{name} must have a kernel within the padded images, of {size[0]} x "
+                         f"{size[1]}, got {kernel[0]} x {kernel[1]}")  # fmt: skip
+    return (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1
+
+
+def padded(x: Array, padding: Pair, fill: float = 0) -> Array:
+    """Images with a border."""
+    if padding == (0, 0):
+        return x
+    (up, left), (n, c, height, width) = padding, x.shape
+    wide = np.full((n, c, height + 2 * up, width + 2 * left), fill, x.dtype)
+    wide[:, :, up : up + height, left : left + width] = x
+    return wide
+
+
+def windows(x: Array, kernel: Pair, stride: Pair) -> Array:
+    """Every place of a kernel in padded images: a view of shape (N, C, places, kernel)."""
+    size = places(x, kernel, stride, (0, 0), "kernel")
+    n, c, down, right = x.strides
+    strides = n, c, down * stride[0], right * stride[1], down, right
+    return np.lib.stride_tricks.as_strided(x, (*x.shape[:2], *size, *kernel), strides)
+
+
+def columns(x: Array, kernel: Pair, stride: Pair, padding: Pair, groups: int) -> Array:
+    """What the kernels see: (groups, channels and places in the kernel, images and places)."""
+    seen = windows(padded(x, padding), kernel, stride)
+    n, c, height, width, *_ = seen.shape
+    by_row = seen.transpose(1, 4, 5, 0, 2, 3)
+    return by_row.reshape(groups, c // groups * math.prod(kernel), n * height * width)
+
+
+def image_major(y: Array) -> Array:
+    """(channels, images, ...) to (images, channels, ...)."""
+    return np.ascontiguousarray(y.swapaxes(0, 1))
+
+
+def correlation(
+    x: Any, w: Any, stride: Any, padding: Any, groups: Any
+) -> tuple[Array, Array, Pair, Pair, int]:
+    """The arguments of `conv2d`, checked."""
+    x = images(x)
+    w = _like(w, "w", x)
+    step, pad, g = _pair(stride, "stride", 1), _pair(padding, "padding", 0), _groups(groups)
+    if w.ndim != 4 or w.shape[1] * g != x.shape[1] or w.shape[0] % g:
+        raise ValueError(
+            f"w must have the shape (K, {x.shape[1]} / groups, h, w) with K and {x.shape[1]} "
+            f"divisible by groups, got {w.shape} and groups {g}"
+        )
+    return x, w, step, pad, g
+
+
+def pooling(x: Any, kernel_size: Any, stride: Any, padding: Any) -> tuple[Array, Pair, Pair, Pair]:
+    """The arguments of `max_pool2d`, checked."""
+    x = images(x)
+    kernel = _pair(kernel_size, "kernel_size", 1)
+    step = kernel if stride is None else _pair(stride, "stride", 1)
+    pad = _pair(padding, "padding", 0)
+    if any(2 * p > k for p, k in zip(pad, kernel, strict=True)):
+        raise ValueError(f"padding must be at most half of kernel_size, {kernel}, got {pad}")
+    places(x, kernel, step, pad, "kernel_size")
+    return x, kernel, step, pad
+
+
+def pooled(x: Array, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Array, Array]:
+    """The greatest of each window, and where in the window it stands."""
+    seen = windows(padded(x, padding, -np.inf), kernel, stride)
+    best = np.full(seen.shape[:4], -np.inf, x.dtype)
+    # Where all are -inf, the first that is not padding.
+    first = [np.maximum(p - s * np.arange(n), 0)
+             for p, s, n in zip(padding, stride, best.shape[2:], strict=True)]  # fmt: skip
+    index = np.empty(best.shape, np.int32)
+    index[...] = first[0][:, None] * kernel[1] + first[1]
+    for k in range(math.prod(kernel)):
+        v = seen[..., k // kernel[1], k % kernel[1]]
+        better = (v > best) | (v != v)
+        np.copyto(best, v, where=better)
+        np.copyto(index, k, where=better)
+    return best, index
+
+
+def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
+    """The mean cross-entropy, and the logarithm of softmax."""
+    logits = _floats(logits, "logits")
+    if logits.ndim != 2 or 0 in logits.shape:
+        raise ValueError(f"logits must have the shape (N, C), both positive, got {logits.shape}")
+    rows, classes = logits.shape
+    labels = checks.native(checks.array(labels, "labels"), "labels", dtypes.INTEGERS)
+    if labels.shape != (rows,):
+        raise ValueError(f"labels must have the shape ({rows},), got {labels.shape}")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels must lie within 0..{classes - 1}, got {labels.min()}.."
+                         f"{labels.max()}")  # fmt: skip
+    y = logits - logits.max(axis=1, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=1, keepdims=True))
+    return _mean(-y[np.arange(rows), labels], logits), y
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def _floats(value: Any, name: str) -> Array:
+    if type(value) is np.ndarray and value.dtype in _FLOATS:
+        return value
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    x: Array = checks.native(checks.array(value, name), name, _FLOATS)
+    return x
+
+
+def _like(value: Any, name: str, x: Array) -> Array:
+    found = _floats(value, name)
+    if found.dtype != x.dtype:
+        raise TypeError(f"{name} must have the dtype of the other, {x.dtype}, got {found.dtype}")
+    return found
+
+
+def _two(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two arrays of one dtype, or an array and a number."""
+    if _is_number(y):
+        return _floats(x, "x"), y
+    y = _floats(y, "y")
+    if _is_number(x):
+        return x, y
+    x = _like(x, "x", y)
+    _broadcast(x.shape, y.shape, x, y)
+    return x, y
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, (bool, np.generic))
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...], x: Array, y: Array) -> None:
+    if a == b:
+        return
+    try:
+        np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ValueError(f"x and y must have shapes that broadcast, got {x.shape} and "
+                         f"{y.shape}") from None  # fmt: skip
+
+
+def _bias(value: Any, outputs: int, x: Array) -> Array:
+    b = _like(value, "b", x)
+    if b.shape != (outputs,):
+        raise ValueError(f"b must have the shape ({outputs},), got {b.shape}")
+    return b
+
+
+def _pair(value: Any, name: str, least: int) -> Pair:
+    """Two integers; one stands for both."""
+    both = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) != 2:
+        raise ValueError(f"{name} must be an integer or two, got {show(value)}")
+    first, second = (checks.integer(v, name) for v in both)
+    if first < least or second < least:
+        raise ValueError(f"{name} must be at least {least}, got {show(value)}")
+    return first, second
+
+
+def _groups(value: Any) -> int:
+    groups = checks.integer(value, "groups")
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}")
+    return groups
+
+
+def _mean(terms: Array, x: Array) -> Array:
+    return np.array(terms.sum(dtype=np.float64) / terms.size, x.dtype)

@@ -1,0 +1,310 @@
+"""How to go back through each step: its function, and the gradients of its inputs.
+
+A rule computes the step once and returns, with the result, its backward: one function of the
+result's gradient for each of the inputs, so that what nobody asks for is neither computed nor kept;
+or a single function that gives all of them, where they come from one pass over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import npquant as nq
+from npquant.autograd import functional
+
+Array = np.ndarray[Any, Any]
+Differentiated = Callable[..., tuple[Any, Any]]
+Function = Callable[..., Any]
+
+#: What the learnable ops have gradients of.
+LEARNED = "input", "scale", "zero_point"
+
+
+class Rule(NamedTuple):
+    """What the tape knows of a step."""
+
+    inputs: tuple[tuple[int, str], ...]  #: Place and name of each argument that has a gradient.
+    plain: Function  #: The step alone.
+    differentiated: Differentiated  #: The same, with its backward beside the result.
+
+
+# --- families of rules ------------------------------------------------------------------------
+
+
+def straight_through(op: Function, masked: Function, backward: Function) -> tuple[Function, Rule]:
+    """Fake quantize: the gradient passes where `masked`, the op with a mask, says so."""
+
+    def rule(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        y, mask = masked(*args, **kwargs)
+        return (y, mask) if op is masked else y, (lambda grad: backward(grad, mask),)
+
+    return _entry(op, op, rule, "input")
+
+
+def with_backward(op: Function, backward: Function, *inputs: str) -> tuple[Function, Rule]:
+    """An op with a backward of its own, ``backward(grad, *arguments of the op)``.
+
+    It gives the gradients of the `inputs` in their order. Options that it alone takes are taken
+    among the arguments of the op.
+    """
+    options = signature(backward).parameters.keys() - signature(op).parameters.keys()
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **{k: v for k, v in kwargs.items() if k not in options})
+
+    def rule(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        def every(grad: Array) -> tuple[Any, ...]:
+            found = backward(grad, *args, **kwargs)
+            return found if isinstance(found, tuple) else (found,)
+
+        return plain(*args, **kwargs), every
+
+    return _entry(op, plain, rule, *inputs)
+
+
+def function(op: Function, rule: Differentiated, *inputs: str) -> tuple[Function, Rule]:
+    """A function with a rule below."""
+    return _entry(op, op, rule, *inputs)
+
+
+def _entry(
+    op: Function, plain: Function, rule: Differentiated, *inputs: str
+) -> tuple[Function, Rule]:
+    names = list(signature(op).parameters)
+    return op, Rule(tuple((names.index(name), name) for name in inputs), plain, rule)
+
+
+# --- functional.py ----------------------------------------------------------------------------
+
+
+def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Any]:
+    """y = x @ w.T + b."""
+    y = functional.linear(x, w, b)
+    shape = x.shape
+    return y, (
+        lambda grad: (functional.rows(grad) @ w).reshape(shape),
+        lambda grad: functional.rows(grad).T @ functional.rows(x),
+        lambda grad: functional.rows(grad).sum(axis=0),
+    )
+
+
+def matmul(x: Array, y: Array) -> tuple[Array, Any]:
+    """z = x @ y."""
+    z = functional.matmul(x, y)
+    of_x, of_y = x.shape, y.shape
+    return z, (
+        lambda grad: summed(grad @ y.swapaxes(-1, -2), of_x),
+        lambda grad: summed(x.swapaxes(-1, -2) @ grad, of_y),
+    )
+
+
+def add(x: Any, y: Any) -> tuple[Array, Any]:
+    """z = x + y."""
+    of_x, of_y = np.shape(x), np.shape(y)
+    return functional.add(x, y), (lambda grad: summed(grad, of_x), lambda grad: summed(grad, of_y))
+
+
+def mul(x: Any, y: Any) -> tuple[Array, Any]:
+    """z = x * y."""
+    of_x, of_y = np.shape(x), np.shape(y)
+    return functional.mul(x, y), (
+        lambda grad: summed(grad * y, of_x),
+        lambda grad: summed(grad * x, of_y),
+    )
+
+
+def relu(x: Array) -> tuple[Array, Any]:
+    """y = max(x, 0)."""
+    y = functional.relu(x)
+    return y, (lambda grad: np.where(y <= 0, grad.dtype.type(0), grad),)
+
+
+def sigmoid(x: Array) -> tuple[Array, Any]:
+    """y = 1 / (1 + exp(-x))."""
+    y = functional.sigmoid(x)
+    return y, (lambda grad: grad * (1 - y) * y,)
+
+
+def conv2d(
+    x: Array, w: Array, b: Array | None = None, stride: Any = 1, padding: Any = 0, groups: int = 1
+) -> tuple[Array, Any]:
+    """A matrix product with the columns of the images, which are made anew rather than kept."""
+    y = functional.conv2d(x, w, b, stride, padding, groups)
+    x, w, step, pad, groups = functional.correlation(x, w, stride, padding, groups)
+    (n, c, *size), of_w, kernel = x.shape, w.shape, w.shape[2:]
+    places = y.shape[2:]
+
+    def channel_major(y: Array) -> Array:
+        return y.swapaxes(0, 1).reshape(groups, of_w[0] // groups, -1)
+
+    def of_images(grad: Array) -> Array:
+        back = w.reshape(groups, of_w[0] // groups, -1).swapaxes(1, 2) @ channel_major(grad)
+        back = back.reshape(c, *kernel, n, *places)
+        found = put_back(lambda i, j: back[:, i, j], (c, n, *size), kernel, step, pad, w.dtype)
+        return functional.image_major(found)
+
+    def of_kernels(grad: Array) -> Array:
+        seen = functional.columns(x, kernel, step, pad, groups)
+        return (channel_major(grad) @ seen.swapaxes(1, 2)).reshape(of_w)
+
+    return y, (of_images, of_kernels, lambda grad: grad.sum(axis=(0, 2, 3)))
+
+
+def max_pool2d(
+    x: Array, kernel_size: Any, stride: Any = None, padding: Any = 0
+) -> tuple[Array, Any]:
+    """The gradient of a window goes to its greatest value."""
+    x, kernel, step, pad = functional.pooling(x, kernel_size, stride, padding)
+    y, index = functional.pooled(x, kernel, step, pad)
+    shape = x.shape
+
+    def of_images(grad: Array) -> Array:
+        def part(i: int, j: int) -> Array:
+            return np.where(index == i * kernel[1] + j, grad, grad.dtype.type(0))
+
+        return put_back(part, shape, kernel, step, pad, grad.dtype)
+
+    return y, (of_images,)
+
+
+def flatten(x: Array, start_dim: int = 1) -> tuple[Array, Any]:
+    """The same elements with other axes."""
+    y = functional.flatten(x, start_dim)
+    shape = x.shape
+    return y, (lambda grad: grad.reshape(shape),)
+
+
+def mse_loss(input: Array, target: Array) -> tuple[Array, Any]:
+    """y = mean((input - target)**2)."""
+    y = functional.mse_loss(input, target)
+    twice = 2 / input.size
+    return y, (
+        lambda grad: (input - target) * (grad * twice),
+        lambda grad: (target - input) * (grad * twice),
+    )
+
+
+def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Any]:
+    """The gradient of a row is its softmax less 1 at the label."""
+    y, log_softmax = functional.cross_entropy(logits, labels)
+
+    def of_logits(grad: Array) -> Array:
+        p = np.exp(log_softmax)
+        p[np.arange(len(p)), labels] -= 1
+        p *= grad / len(p)
+        return p
+
+    return y, (of_logits,)
+
+
+def summed(grad: Array, shape: tuple[int, ...]) -> Array:
+    """`grad` added up along the axes that `shape` was repeated along."""
+    if grad.shape == shape:
+        return grad
+    new = grad.ndim - len(shape)
+    repeated = [new + i for i, n in enumerate(shape) if n != grad.shape[new + i]]
+    return np.asarray(grad.sum(axis=(*range(new), *repeated))).reshape(shape)
+
+
+def put_back(
+    part: Callable[[int, int], Array], shape: tuple[int, ...], kernel: tuple[int, int],
+    stride: tuple[int, int], padding: tuple[int, int], dtype: Any,
+) -> Array:  # fmt: skip
+    """The sum of what the windows give back to images: `part` of each element of the kernel."""
+    (*outer, height, width), (up, left) = shape, padding
+    wide = np.zeros((*outer, height + 2 * up, width + 2 * left), dtype)
+    seen = functional.windows(wide, kernel, stride)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            seen[..., i, j] += part(i, j)  # of one element the places do not overlap
+    return wide[:, :, up : up + height, left : left + width]
+
+
+#: Every step that a tape can apply.
+RULES: Final[dict[Function, Rule]] = dict(
+    (
+        # Each with the op that gives the mask, and the one that takes it.
+        straight_through(
+            nq.fake_quantize_per_tensor_affine,
+            nq.fake_quantize_per_tensor_affine_cachemask,
+            nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        ),
+        straight_through(
+            nq.fake_quantize_per_tensor_affine_cachemask,
+            nq.fake_quantize_per_tensor_affine_cachemask,
+            nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        ),
+        straight_through(
+            nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
+            nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
+            nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        ),
+        straight_through(
+            nq.fake_quantize_per_channel_affine,
+            nq.fake_quantize_per_channel_affine_cachemask,
+            nq.fake_quantize_per_channel_affine_cachemask_backward,
+        ),
+        straight_through(
+            nq.fake_quantize_per_channel_affine_cachemask,
+            nq.fake_quantize_per_channel_affine_cachemask,
+            nq.fake_quantize_per_channel_affine_cachemask_backward,
+        ),
+        straight_through(
+            nq.fake_quant_per_channel,
+            nq.fake_quant_per_channel_cachemask,
+            nq.fake_quant_per_channel_backward,
+        ),
+        straight_through(
+            nq.fake_quant_per_channel_cachemask,
+            nq.fake_quant_per_channel_cachemask,
+            nq.fake_quant_per_channel_backward,
+        ),
+        straight_through(
+            nq.fused_moving_avg_obs_fake_quant,
+            nq.fused_moving_avg_obs_fake_quant_cachemask,
+            nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        ),
+        straight_through(
+            nq.fused_moving_avg_obs_fake_quant_cachemask,
+            nq.fused_moving_avg_obs_fake_quant_cachemask,
+            nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        ),
+        # Each with its backward, and the arguments whose gradients that gives.
+        with_backward(
+            nq.fake_quantize_learnable_per_tensor_affine,
+            nq.fake_quantize_learnable_per_tensor_affine_backward,
+            *LEARNED,
+        ),
+        with_backward(
+            nq.fake_quantize_learnable_per_channel_affine,
+            nq.fake_quantize_learnable_per_channel_affine_backward,
+            *LEARNED,
+        ),
+        with_backward(
+            nq.fake_quantize_learnable_per_token_affine,
+            nq.fake_quantize_learnable_per_token_affine_backward,
+            *LEARNED,
+        ),
+        with_backward(
+            nq.fake_quantize_learnable_per_channel_group_affine,
+            nq.fake_quantize_learnable_per_channel_group_affine_backward,
+            *LEARNED,
+        ),
+        # Each with its rule above, and the arguments that have gradients.
+        function(functional.linear, linear, "x", "w", "b"),
+        function(functional.matmul, matmul, "x", "y"),
+        function(functional.add, add, "x", "y"),
+        function(functional.mul, mul, "x", "y"),
+        function(functional.relu, relu, "x"),
+        function(functional.sigmoid, sigmoid, "x"),
+        function(functional.conv2d, conv2d, "x", "w", "b"),
+        function(functional.max_pool2d, max_pool2d, "x"),
+        function(functional.flatten, flatten, "x"),
+        function(functional.mse_loss, mse_loss, "input", "target"),
+        function(functional.softmax_cross_entropy, softmax_cross_entropy, "logits"),
+    )
+)
