@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from npquant import dtypes
+from npquant.cpu.qparams import inside
 from npquant.cpu.qparams import outside as outside
 from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
@@ -131,6 +132,8 @@ def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
 
 def writeable(y: np.ndarray[Any, Any], name: str) -> None:
     """Refuse an array that cannot be written to, or whose elements are one and the same."""
+    if y.flags.carray:
+        return
     if not y.flags.writeable:
         raise ValueError(f"{name} must be writeable, got a read-only array")
     if any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
@@ -153,7 +156,7 @@ def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
 
 def flat(x: Array) -> Array:
     """`x` with one axis, as a kernel takes it; a small array is copied where it must be."""
-    if type(x) is ArraySpec:
+    if type(x) is ArraySpec or (x.ndim == 1 and x.flags.carray):
         return x
     u = np.ascontiguousarray(x).reshape(-1)
     return u if u.flags.aligned else u.copy()
@@ -217,6 +220,8 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
     """A real number, or the one element of an array."""
     if type(value) is float:
         return value
+    if type(value) is np.ndarray and value.size == 1 and value.dtype.kind in "fiu":
+        return float(value.item())
     if isinstance(value, _ARRAYS):
         return float(one(value, name, kind))
     numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
@@ -334,6 +339,8 @@ def single(value: Any, name: str) -> Any:
 
 def switch(value: Any, name: str, kind: type | None = None) -> bool:
     """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
+    if type(value) is int:
+        return value != 0
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
@@ -418,12 +425,33 @@ def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> No
         raise ValueError(f"{name} must be {allowed}, got {p[i]} at index {i}")
 
 
+def sound(
+    scale: Any, zero_point: Any, shape: tuple[int, ...], kind: DType, lo: float, hi: float
+) -> bool:
+    """Whether the qparams are as they mostly are: nothing to convert and nothing to refuse.
+
+    That is float32 scales, and zero points of the dtype `kind` within lo..hi, both of `shape` and
+    contiguous.
+    """
+    return (
+        type(scale) is np.ndarray
+        and type(zero_point) is np.ndarray
+        and scale.dtype == dtypes.float32
+        and zero_point.dtype == kind
+        and scale.shape == shape
+        and zero_point.shape == shape
+        and scale.flags.carray
+        and zero_point.flags.carray
+        and inside(scale, zero_point, *_FLOAT32_SCALES, lo, hi)
+    )
+
+
 def scales_float32(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
     """Scales that are used in float32."""
     s = parameters(value, name, shapes, x)
     if s.dtype != dtypes.float32:
         s = cast(s, dtypes.float32)
-    in_range(s, name, 1e-45, 3.4028235e38, "positive and finite in float32")
+    in_range(s, name, *_FLOAT32_SCALES, "positive and finite in float32")
     return s
 
 
@@ -448,13 +476,28 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
     return z
 
 
-def code_zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
-    """Zero points to quantize with: integers that are large go as floats (see `rounded_code`)."""
-    z = zero_points(value, name, shapes, x)
-    if type(z) is ArraySpec or z.dtype in FLOATS:
-        return z
-    large = outside(z, -SMALL_ZERO_POINT, SMALL_ZERO_POINT) >= 0
-    return cast(z, dtypes.compute(x.dtype)) if large else z
+def code_qparams(
+    scales_: Any, zero_points_: Any, shape: tuple[int], x: Array
+) -> tuple[Array, Array]:
+    """What to quantize with; large integer zero points go as floats: see `rounded_code`."""
+    end = SMALL_ZERO_POINT
+    if sound(scales_, zero_points_, shape, dtypes.int32, -end, end):
+        return scales_, zero_points_
+    s = scales(scales_, "scales", (shape,), x)
+    z = zero_points(zero_points_, "zero_points", (shape,), x)
+    if type(z) is not ArraySpec and z.dtype in INTEGERS and outside(z, -end, end) >= 0:
+        z = cast(z, dtypes.compute(x.dtype))
+    return s, z
+
+
+def learned_qparams(
+    scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], x: Array
+) -> tuple[Array, Array]:
+    """A float32 scale and a zero point that may be any number."""
+    if sound(scale, zero_point, shapes[0], dtypes.float32, -math.inf, math.inf):
+        return scale, zero_point
+    z = parameters(zero_point, "zero_point", shapes, x)
+    return scales_float32(scale, "scale", shapes, x), no_nan(z, "zero_point")
 
 
 def all_finite(p: Array, name: str) -> None:
@@ -484,6 +527,7 @@ def learned(value: Any, name: str) -> Array:
 
 
 _INT32 = np.dtype(np.int32)
+_FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))

@@ -15,6 +15,7 @@ DType = np.dtype[Any]
 float16: Final = np.dtype(np.float16)
 bfloat16: Final = np.dtype(ml_dtypes.bfloat16)
 float32: Final = np.dtype(np.float32)
+int32: Final = np.dtype(np.int32)
 float64: Final = np.dtype(np.float64)
 float8_e4m3fn: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2: Final = np.dtype(ml_dtypes.float8_e5m2)
@@ -103,9 +104,12 @@ def promote(a: DType, b: DType) -> DType:
 
 def round_once(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """float64 to `dtype` in one rounding; ml_dtypes goes to bfloat16 by way of float32."""
-    if dtype != bfloat16:
-        return x.astype(dtype)
-    near = x.astype(np.float32)
+    if x.dtype == dtype:
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype != bfloat16:
+            return x.astype(dtype)
+        near = x.astype(np.float32)
     bits = near.view(np.int32)
     # To odd, so that the rounding to bfloat16 is the only one: step back over what was passed.
     bits -= np.abs(near) > np.abs(x)

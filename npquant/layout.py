@@ -18,6 +18,7 @@ together; `Granularity.layout` gives (channels, inner) for an order of the axes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -61,14 +62,17 @@ class Granularity(NamedTuple):
 PER_TENSOR = Granularity(1, 0, None)
 
 
+@lru_cache(maxsize=256)
 def per_channel(shape: tuple[int, ...], axis: int) -> Granularity:
     return Granularity(shape[axis], prod(shape[axis + 1 :]), axis)
 
 
+@lru_cache(maxsize=256)
 def per_token(shape: tuple[int, ...]) -> Granularity:
     return Granularity(prod(shape[:-1]), shape[-1] if shape else 1, None)
 
 
+@lru_cache(maxsize=256)
 def per_channel_group(shape: tuple[int, ...], group_size: int) -> Granularity:
     return Granularity(prod(shape) // group_size, group_size, None)
 

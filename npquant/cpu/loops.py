@@ -127,15 +127,21 @@ class Elementwise:
         are numbers, and of the constants; "wide" of the latter is for codes too large for it.
         """
         n = x.size
-        if n < PARALLEL_FROM and type(scale) is float and x.flags.carray and y.flags.carray:
-            # A small array on one scale leaves nothing to decide, and no time for it.
-            entry = self._runs.serial.get((x.dtype, y.dtype, precision, mask is None))
-            if entry is not None:
-                if x.ndim != 1:
-                    x, y = x.reshape(n), y.reshape(n)
-                    mask = None if mask is None else mask.reshape(n)
-                entry(0, n, 0, 1, n, x, scale, zero_point, *constants, y, mask)
-                return
+        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray:
+            # A small array leaves little to decide, and no time for it.
+            if type(scale) is float:
+                types_, channels, inner = precision, 1, n
+            else:
+                types_ = scale.dtype, zero_point.dtype, precision[2]
+                channels, inner, _ = granularity
+            if inner >= SHORT or n <= LEAST_PERIOD:
+                entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
+                if entry is not None:
+                    if x.ndim != 1:
+                        x, y = x.reshape(n), y.reshape(n)
+                        mask = None if mask is None else mask.reshape(n)
+                    entry(0, n, 0, channels, inner, x, scale, zero_point, *constants, y, mask)
+                    return
         if precision[2] == "wide" and self._wide is not None:
             self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
             return
@@ -203,6 +209,11 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     def call(*arrays: Array) -> None:
         n = arrays[0].size
+        if n < PARALLEL_FROM and all(a.flags.carray for a in arrays):
+            entry = kernel.serial.get(tuple([a.dtype for a in arrays]))
+            if entry is not None:
+                entry(0, n, *(a if a.ndim == 1 else a.reshape(n) for a in arrays))
+                return
         if n and all(map(plain, arrays)):
             kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))
         elif n:

@@ -97,6 +97,31 @@ def _types(dtype: Any) -> Types:
 _call = compiled(_any_outside, _types)
 
 
+def _both_inside(s: Any, z: Any, scale_lo: Any, scale_hi: Any, lo: Any, hi: Any) -> Any:
+    bad = 0
+    for i in range(s.size):
+        v, w = widen(s[i]), widen(z[i])
+        bad |= not (v >= scale_lo and v <= scale_hi and w >= lo and w <= hi)
+    return not bad
+
+
+def _both_types(key: Any) -> Types:
+    scale, zero_point = key
+    bounds = types.float32, types.float32, types.float64, types.float64
+    return array_type(scale), array_type(zero_point), *bounds
+
+
+_both = compiled(_both_inside, _both_types)
+
+
+def inside(
+    scale: Array, zero_point: Array, scale_lo: float, scale_hi: float, lo: float, hi: float
+) -> bool:
+    """Whether all of the float32 scales and all of the zero points lie between their bounds."""
+    key = scale.dtype, zero_point.dtype
+    return bool(_both(key, scale, zero_point, scale_lo, scale_hi, lo, hi))
+
+
 @lru_cache(maxsize=256)
 def _inward(lo: float, hi: float) -> tuple[float, float]:
     """The bounds as float32, rounded so that nothing outside is let in."""

@@ -165,11 +165,11 @@ class Gradients:
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, slopes: Any, shifts: Any,
+            y: Any, sums: Any,
         ) -> None:  # fmt: skip
             """Tasks (channel, tile)."""
             constants = lo, hi, factor
-            tiles = slopes.shape[1]
+            tiles = sums.shape[2]
             lanes = np.empty(2 * LANES)
             terms = np.full(2 * STRIP, like(np.float32(0), factor))
             c = begin // tiles
@@ -205,7 +205,7 @@ class Gradients:
                             terms[k] = terms[STRIP + k] = 0
                         add_rows(lanes, terms, rows)
                         filled = 0
-                slopes[c, tile], shifts[c, tile] = folded(lanes)
+                sums[0, c, tile], sums[1, c, tile] = folded(lanes)
                 tile += 1
                 if tile == tiles:
                     tile = 0
@@ -214,7 +214,7 @@ class Gradients:
         def beside(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, slopes: Any, shifts: Any,
+            y: Any, sums: Any,
         ) -> None:  # fmt: skip
             """Tasks (tile, block of channels), the channels side by side; inner is 1."""
             constants = lo, hi, factor
@@ -247,8 +247,8 @@ class Gradients:
                         lanes[np.uintp(LANES * BLOCK) + lane + k] += terms[np.uintp(STRIP) + k]
                 _fold(lanes, 0, width)
                 _fold(lanes, LANES * BLOCK, width)
-                slopes[c : c + width, tile] = lanes[:width]
-                shifts[c : c + width, tile] = lanes[LANES * BLOCK : LANES * BLOCK + width]
+                sums[0, c : c + width, tile] = lanes[:width]
+                sums[1, c : c + width, tile] = lanes[LANES * BLOCK : LANES * BLOCK + width]
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature)
@@ -256,55 +256,69 @@ class Gradients:
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
-        constants: tuple[Any, Any, Any], code: str, y: Array,
-    ) -> tuple[Array, Array]:  # fmt: skip
-        """Write grad_input to `y`; return the float64 sums of each channel.
+        constants: tuple[Any, Any, Any], code: str, y: Array, grad_scale: Array,
+        grad_zero_point: Array,
+    ) -> None:  # fmt: skip
+        """Write grad_input to `y`, and the sums of each channel to the last two.
 
-        `constants` are lo, hi and grad_factor; `code` names the type of lo and hi.
+        `constants` are lo, hi and grad_factor; `code` names the type of lo and hi. Sums are
+        rounded to the dtype of their arrays, float32 or float64.
         """
         channels, inner, _ = granularity
-        shape = channels, -(-(x.size // channels) // TILE)
-        slopes, shifts = np.empty(shape), np.empty(shape)
+        n = x.size
+        sums = np.empty((2, channels, -(-(n // channels) // TILE)))
         if plain(grad) and plain(x) and plain(y):
-            n = x.size
             flat = grad.reshape(n), x.reshape(n), y.reshape(n)
-            layout = Layout(channels, inner)
-            self._piece(layout, *flat, scale, zero_point, constants, code, slopes, shifts)
-            return _in_order(slopes), _in_order(shifts)
-        for layout, some, tiles, (g, u, v) in channel_pieces(
-            granularity, (grad, x), (y,), TILE, ordered=True
-        ):
-            part = slopes[some, tiles], shifts[some, tiles]
-            self._piece(layout, g, u, v, scale[some], zero_point[some], constants, code, *part)
-        return _in_order(slopes), _in_order(shifts)
+            self._piece(Layout(channels, inner), *flat, scale, zero_point, constants, code, sums)
+        else:
+            for layout, some, tiles, (g, u, v) in channel_pieces(
+                granularity, (grad, x), (y,), TILE, ordered=True
+            ):
+                part = scale[some], zero_point[some], constants, code, sums[:, some, tiles]
+                self._piece(layout, g, u, v, *part)
+        dtypes = grad_scale.dtype, grad_zero_point.dtype
+        _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
     def _piece(
         self, layout: Layout, grad: Array, x: Array, y: Array, scale: Array, zero_point: Array,
-        constants: tuple[Any, Any, Any], code: str, slopes: Array, shifts: Array,
+        constants: tuple[Any, Any, Any], code: str, sums: Array,
     ) -> None:  # fmt: skip
         channels, inner = layout
         n = x.size
-        args = (channels, inner, n // channels, grad, x, scale, zero_point, *constants, y,
-                slopes, shifts)  # fmt: skip
+        args = (channels, inner, n // channels, grad, x, scale, zero_point, *constants, y, sums)
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
+        tiles = sums.shape[2]
         if inner == 1 and channels > 1:
-            self._beside(-(-channels // BLOCK) * slopes.shape[1], n, args, key)
+            self._beside(-(-channels // BLOCK) * tiles, n, args, key)
         else:
-            self._runs(slopes.size, n, args, key)
+            self._runs(channels * tiles, n, args, key)
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
-    data, sums = array_type(x), types.Array(types.float64, 2, "A")
+    data, sums = array_type(x), types.Array(types.float64, 3, "A")
     bound, number = (
         types.float32 if code == "float32" else types.float64,
         types.float64 if x == np.float64 else types.float32,
     )
     return (
         types.intp, types.intp, types.intp, data, data, array_type(scale), array_type(zero_point),
-        bound, bound, number, data, sums, sums,
+        bound, bound, number, data, sums,
     )  # fmt: skip
 
 
-def _in_order(sums: Array) -> Array:
+def _sums_of_tiles(begin: Any, end: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:
     """The tiles of each channel added one after another."""
-    return sums[:, 0] if sums.shape[1] == 1 else np.add.accumulate(sums, axis=1)[:, -1]
+    for c in range(begin, end):
+        slope, shift = sums[0, c, 0], sums[1, c, 0]
+        for tile in range(1, sums.shape[2]):
+            slope += sums[0, c, tile]
+            shift += sums[1, c, tile]
+        store(grad_scale, c, slope)
+        store(grad_zero_point, c, shift)
+
+
+def _sums_signature(scale: Any, zero_point: Any) -> Types:
+    return types.Array(types.float64, 3, "C"), array_type(scale), array_type(zero_point)
+
+
+_add_tiles = Kernel(_sums_of_tiles, "sums_of_tiles", _sums_signature)

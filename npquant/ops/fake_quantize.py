@@ -819,21 +819,25 @@ def _per_channel(
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
-    shapes = ((x.shape[a],),)
-    s = checks.scales_float32(scale, "scale", shapes, x)
-    z = checks.parameters(zero_point, "zero_point", shapes, x)
+    shape = (x.shape[a],)
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    s, z = scale, zero_point
+    usual = checks.sound(s, z, shape, dtypes.int32, lo, hi)
+    if not usual:
+        s = checks.scales_float32(scale, "scale", (shape,), x)
+        z = checks.parameters(zero_point, "zero_point", (shape,), x)
     lib, code = backend.of(x), "float64"
     if z.dtype == dtypes.float16:
         kernel = lib.fake_quantize_half_zero_point
+        checks.all_finite(z, "zero_point")
     elif z.dtype in dtypes.FLOATS:
         kernel, z = lib.fake_quantize_float_zero_point, checks.cast(z, dtypes.float32)
-    if z.dtype in dtypes.FLOATS:
         checks.all_finite(z, "zero_point")
     else:
         kernel, code = lib.fake_quantize_per_channel, checks.precision(x.dtype, lo, hi)
-        checks.in_range(z, "zero_point", lo, hi)
-        z = checks.int32s(z, "zero_point")
+        if not usual:
+            checks.in_range(z, "zero_point", lo, hi)
+            z = checks.int32s(z, "zero_point")
     y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
     kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y

@@ -283,7 +283,7 @@ def _fused(
         choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
         choose(low, high, (lo, hi), _SMALL_SCALE, 0, "float32", s, z)
     for p, u in zip(state, (low, high, s, z), strict=True):
-        if not np.may_share_memory(p, u):
+        if u is not p and not np.may_share_memory(p, u):
             p[...] = u.reshape(p.shape)
     if not enabled:
         lib.copy(x, y, mask)

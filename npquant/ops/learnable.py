@@ -811,8 +811,7 @@ def _forward(
     x: Array, scale: Any, zero_point: Any, granularity: Granularity, shapes: Shapes,
     quant_min: Any, quant_max: Any, grad_factor: Any, out: Any,
 ) -> Array:  # fmt: skip
-    s = checks.scales_float32(scale, "scale", shapes, x)
-    z = checks.no_nan(checks.parameters(zero_point, "zero_point", shapes, x), "zero_point")
+    s, z = checks.learned_qparams(scale, zero_point, shapes, x)
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
     checks.finite(grad_factor, "grad_factor", type(x))
     y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
@@ -823,6 +822,10 @@ def _forward(
     return y
 
 
+#: Dtypes that the sums are rounded to as they are added.
+_SUMS = (dtypes.float32, dtypes.float64)
+
+
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, granularity: Granularity, shapes: Shapes,
     quant_min: Any, quant_max: Any, grad_factor: Any, zero_point_rounding: Any,
@@ -831,9 +834,8 @@ def _backward(
     if checks.option(zero_point_rounding, "zero_point_rounding", ROUNDINGS) == "nearest":
         kernel += "_nearest"
     g = checks.same(grad, "grad", x)
-    given = [checks.learned(p, n) for p, n in ((scale, "scale"), (zero_point, "zero_point"))]
-    s = checks.scales_float32(given[0], "scale", shapes, x)
-    z = checks.no_nan(checks.parameters(given[1], "zero_point", shapes, x), "zero_point")
+    given = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
+    s, z = checks.learned_qparams(*given, shapes, x)
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, type(x))
     factor = checks.finite(grad_factor, "grad_factor", type(x))
     y = checks.output(None, x, x.dtype)
@@ -842,10 +844,10 @@ def _backward(
     if x.size == 0:
         return y, *(np.zeros(p.shape, p.dtype) for p in given)
     code = checks.precision(x.dtype, lo, hi)
-    sums = getattr(backend.of(x), kernel)(granularity, g, x, s, z, (lo, hi, factor), code, y)
-    with np.errstate(over="ignore", invalid="ignore"):
-        slope, shift = (
-            dtypes.round_once(total, p.dtype).reshape(p.shape)
-            for total, p in zip(sums, given, strict=True)
-        )
+    sums = [np.empty(p.size, p.dtype if p.dtype in _SUMS else dtypes.float64) for p in given]
+    getattr(backend.of(x), kernel)(granularity, g, x, s, z, (lo, hi, factor), code, y, *sums)
+    slope, shift = (
+        dtypes.round_once(total, p.dtype).reshape(p.shape)
+        for total, p in zip(sums, given, strict=True)
+    )
     return y, slope, shift

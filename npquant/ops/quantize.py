@@ -279,9 +279,7 @@ def quantize_per_channel(
     x = checks.floats(input)
     target = dtypes.target(dtype)
     a = checks.axis_of(axis, x)
-    shapes = ((x.shape[a],),)
-    s = checks.scales(scales, "scales", shapes, x)
-    z = checks.code_zero_points(zero_points, "zero_points", shapes, x)
+    s, z = checks.code_qparams(scales, zero_points, (x.shape[a],), x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
     y = checks.output(out, x, target, scales=s, zero_points=z)
     backend.of(x).quantize_per_channel(
