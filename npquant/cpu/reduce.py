@@ -20,7 +20,7 @@ from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
 from npquant.layout import Granularity, Layout
-from npquant.primitives import at, item, key, like, masked, store, value, widen
+from npquant.primitives import at, each, item, key, like, masked, store, value, widen
 
 Array = np.ndarray[Any, Any]
 
@@ -312,3 +312,55 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
 def _in_order(sums: Array) -> Array:
     """The tiles of each channel added one after another."""
     return sums[:, 0] if sums.shape[1] == 1 else np.add.accumulate(sums, axis=1)[:, -1]
+
+
+# --- sums of everything -------------------------------------------------------------------------
+
+
+class Total:
+    """The sum of one term for each element of some arrays of one shape, as a float.
+
+    Parameters
+    ----------
+    element : callable
+        ``element(values, numbers) -> term``: one element of every array, and what all share.
+    """
+
+    def __init__(self, element: Callable[..., Any]) -> None:
+        def of_tiles(begin: Any, end: Any, size: Any, x: Any, numbers: Any, sums: Any) -> None:
+            """Tasks (tile)."""
+            lanes, terms = np.empty(LANES), np.empty(STRIP)
+            for tile in range(begin, end):
+                lanes[:] = 0
+                stop = min(size, (tile + 1) * TILE)
+                for start in range(tile * TILE, stop, STRIP):
+                    m = min(STRIP, stop - start)
+                    base = np.uintp(start)
+                    for k in range(np.uintp(m)):
+                        terms[k] = element(each(x, base + k), numbers)
+                    _add_to_lanes(lanes, terms, m)
+                _fold(lanes, 1)
+                sums[tile] = lanes[0]
+
+        self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature)
+
+    def __call__(self, inputs: tuple[Array, ...], numbers: tuple[float, ...] = ()) -> float:
+        """The sum; `numbers` have the type of the first array."""
+        n = inputs[0].size
+        if n == 0:
+            return 0.0
+        sums = np.empty((1, -(-n // TILE)))
+        for _, _, tiles, x in channel_pieces(
+            Granularity(1, n, None), inputs, (), TILE, ordered=True
+        ):
+            size, part = x[0].size, sums[0, tiles]
+            key = (tuple([a.dtype for a in x]), len(numbers))
+            self._kernel(part.size, size, (size, tuple(x), numbers, part), key)
+        return float(_in_order(sums)[0])
+
+
+def _total_signature(dtypes: tuple[Any, ...], count: int) -> Types:
+    return (
+        types.intp, types.Tuple([array_type(d) for d in dtypes]),
+        types.Tuple([TYPES[dtypes[0]]] * count), array_type(np.dtype(np.float64)),
+    )  # fmt: skip
