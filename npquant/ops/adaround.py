@@ -529,7 +529,7 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     >>> float(nq.adaround_regularizer(np.array([0, 9, -9], np.float32), 20.0))
     1.0
     """
-    v = checks.native(checks.array(V, "V"), "V", _PRECISIONS)
+    v = alone(V)
     b = checks.at_least(beta, "beta", 1.0, type(v))
     total = backend.of(v).adaround_regularizer((v,), (b,))
     return ArraySpec((), dtypes.float64) if isinstance(v, ArraySpec) else np.array(total)
@@ -595,7 +595,7 @@ def adaround_regularizer_backward(
     >>> nq.adaround_regularizer_backward(V, 2.0).round(3)
     array([ 0.   ,  0.523,  0.   , -0.523,  0.   ], dtype=float32)
     """
-    v = checks.native(checks.array(V, "V"), "V", _PRECISIONS)
+    v = alone(V)
     b = checks.at_least(beta, "beta", 1.0, type(v))
     w = checks.finite(weight, "weight", type(v))
     y = checks.output(out, v, v.dtype, beta=beta, weight=weight)
@@ -612,6 +612,11 @@ _PRECISIONS = (dtypes.float32, dtypes.float64)
 
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
 Shapes = tuple[tuple[int, ...], ...]
+
+
+def alone(V: Any) -> Array:
+    """V without an input beside it."""
+    return checks.native(checks.array(V, "V"), "V", _PRECISIONS)
 
 
 def _granularity(x: Array, axis: Any, group_size: Any) -> tuple[Granularity, Shapes]:
