@@ -722,9 +722,9 @@ def undecided(v: Any) -> Any:
 
 
 @formula
-def adaround_regularizer(values: Any, p: Any) -> Any:
+def adaround_regularizer(values: Any, beta: Any) -> Any:
     """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
-    (v,), (beta,) = values, p
+    (v,) = values
     return like(np.float32(1), v) - power(abs(undecided(v)), beta)
 
 
@@ -751,14 +751,14 @@ def adaround_regularizer_backward(v: Any, p: Any) -> Any:
 
 
 @formula
-def product(values: Any, p: Any) -> Any:
+def product(values: Any, number: Any) -> Any:
     """A term of the inner product, in float64."""
     a, b = values
     return np.float64(widen(a)) * np.float64(widen(b))
 
 
 @formula
-def squared_difference(values: Any, p: Any) -> Any:
+def squared_difference(values: Any, number: Any) -> Any:
     """A term of the squared distance, in float64."""
     a, b = values
     d = np.float64(widen(a)) - np.float64(widen(b))

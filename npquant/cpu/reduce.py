@@ -323,11 +323,11 @@ class Total:
     Parameters
     ----------
     element : callable
-        ``element(values, numbers) -> term``: one element of every array, and what all share.
+        ``element(values, number) -> term``: one element of every array, and what all share.
     """
 
     def __init__(self, element: Callable[..., Any]) -> None:
-        def of_tiles(begin: Any, end: Any, size: Any, x: Any, numbers: Any, sums: Any) -> None:
+        def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
             lanes, terms = np.empty(LANES), np.empty(STRIP)
             for tile in range(begin, end):
@@ -337,15 +337,15 @@ class Total:
                     m = min(STRIP, stop - start)
                     base = np.uintp(start)
                     for k in range(np.uintp(m)):
-                        terms[k] = element(each(x, base + k), numbers)
+                        terms[k] = element(each(x, base + k), number)
                     _add_to_lanes(lanes, terms, m)
                 _fold(lanes, 1)
                 sums[tile] = lanes[0]
 
         self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature)
 
-    def __call__(self, inputs: tuple[Array, ...], numbers: tuple[float, ...] = ()) -> float:
-        """The sum; `numbers` have the type of the first array."""
+    def __call__(self, inputs: tuple[Array, ...], number: float = 0.0) -> float:
+        """The sum; `number` becomes a float32, or a float64 beside a first array of float64."""
         n = inputs[0].size
         if n == 0:
             return 0.0
@@ -354,13 +354,14 @@ class Total:
             Granularity(1, n, None), inputs, (), TILE, ordered=True
         ):
             size, part = x[0].size, sums[0, tiles]
-            key = (tuple([a.dtype for a in x]), len(numbers))
-            self._kernel(part.size, size, (size, tuple(x), numbers, part), key)
+            key = tuple([a.dtype for a in x])
+            self._kernel(part.size, size, (size, tuple(x), number, part), key)
         return float(_in_order(sums)[0])
 
 
-def _total_signature(dtypes: tuple[Any, ...], count: int) -> Types:
+def _total_signature(*dtypes: Any) -> Types:
+    number = types.float64 if dtypes[0] == np.float64 else types.float32
     return (
-        types.intp, types.Tuple([array_type(d) for d in dtypes]),
-        types.Tuple([TYPES[dtypes[0]]] * count), array_type(np.dtype(np.float64)),
+        types.intp, types.Tuple([array_type(d) for d in dtypes]), number,
+        array_type(np.dtype(np.float64)),
     )  # fmt: skip

@@ -531,7 +531,7 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     """
     v = alone(V)
     b = checks.at_least(beta, "beta", 1.0, type(v))
-    total = backend.of(v).adaround_regularizer((v,), (b,))
+    total = backend.of(v).adaround_regularizer((v,), b)
     return ArraySpec((), dtypes.float64) if isinstance(v, ArraySpec) else np.array(total)
 
 
