@@ -130,7 +130,7 @@ def writeable(y: np.ndarray[Any, Any], name: str) -> None:
     """Refuse an array that cannot be written to, or whose elements are one and the same."""
     if not y.flags.writeable:
         raise ValueError(f"{name} must be writeable, got a read-only array")
-    if any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
+    if y.size and any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
         raise ValueError(f"{name} must not repeat its elements, got a broadcast array")
 
 

@@ -56,8 +56,8 @@ class _Optimizer:
             If a gradient, or a parameter by now, is no array of float32 or float64, or their dtypes
             differ.
         ValueError
-            If there is not one gradient for each parameter, or their shapes differ. Nothing has
-            been updated then.
+            If there is not one gradient for each parameter, or their shapes differ, or a parameter
+            has another shape or dtype than at its last step. Nothing has been updated then.
         """
         try:
             given = list(gradients)
@@ -72,8 +72,10 @@ class _Optimizer:
         for i, gradient in enumerate(given):
             if gradient is not None:
                 value = self._value(i)
-                if any(a.shape != value.shape for a in self._buffers(i)):
-                    raise ValueError(f"parameters[{i}] must keep its shape, got {show(value)}")
+                if any((a.shape, a.dtype) != (value.shape, value.dtype) for a in self._buffers(i)):
+                    raise ValueError(
+                        f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
+                    )
                 pairs.append((i, value, checks.same(gradient, f"gradients[{i}]", value)))
         for i, value, gradient in pairs:
             self._update(self._state[i], value, gradient)

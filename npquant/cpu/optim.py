@@ -49,7 +49,8 @@ class Update:
             # the results, which lie apart from the gradient.
             for result, a in zip(results, read[1:], strict=True):
                 np.copyto(result, a)
-            self._kernel(n, results[0].size, (numbers, read[0], *results), key)
+            m = read[0].size
+            self._kernel(m, m, (numbers, read[0], *results), key)
 
 
 def _signature(dtype: Any, numbers: int, arrays: int) -> Types:
