@@ -601,8 +601,8 @@ def power(v: Any, exponent: Any) -> Any:
 
     Within an ulp *of 1*: an error of the logarithm weighs most where the power is 1/e.
     """
-    zero = like(np.float32(0), v)
-    return zero if v == zero else exp2(exponent * log2(v))
+    zero, y = like(np.float32(0), v), exp2(exponent * log2(v))
+    return zero if v == zero else y
 
 
 @formula
@@ -650,7 +650,7 @@ def rectified_sigmoid(v: Any) -> Any:
 def slope_of_rectified_sigmoid(g: Any, sigma: Any) -> Any:
     """`g` times the derivative of h(V): none where h is cut off."""
     h, zero, one = stretched(sigma), like(np.float32(0), sigma), like(np.float32(1), sigma)
-    g = g if zero <= h and h <= one else zero
+    g = g if (zero <= h) & (h <= one) else zero
     return ((g * like(_SPAN, sigma)) * (one - sigma)) * sigma
 
 
@@ -687,7 +687,7 @@ def adaround_soft_backward(values: Any, p: Any) -> Any:
     scale, _, lo, hi, _ = p
     sigma, zero = sigmoid(v), like(np.float32(0), v)
     q = floored(x, p) + within_one(stretched(sigma))
-    g = widen(g) * scale if lo <= q and q <= hi else zero
+    g = widen(g) * scale if (lo <= q) & (q <= hi) else zero
     return slope_of_rectified_sigmoid(g, sigma), True
 
 

@@ -329,7 +329,7 @@ class Total:
     def __init__(self, element: Callable[..., Any]) -> None:
         def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
-            lanes, terms = np.empty(LANES), np.empty(STRIP)
+            lanes, terms = np.empty(LANES), np.full(STRIP, element(each(x, 0), number))
             for tile in range(begin, end):
                 lanes[:] = 0
                 stop = min(size, (tile + 1) * TILE)
