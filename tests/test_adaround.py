@@ -173,6 +173,19 @@ def test_hard_and_codes(dtype, granularity):
     assert 0 < (args[1] >= 0).mean() < 1
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_quotients_are_true_ones(dtype):
+    """Next to the codes, where a product with the reciprocal falls on the other side."""
+    scale = np.random.default_rng(0).uniform(0.3, 0.5, (300, 1)).astype(dtype)
+    x = np.arange(-8, 8).astype(dtype) * scale
+    x = np.concatenate([x, np.nextafter(x, dtype(np.inf)), np.nextafter(x, dtype(-np.inf))], axis=1)
+    assert (np.floor(x / scale) != np.floor(x * (1 / scale))).any()
+    args = x, np.full_like(x, -1), scale[:, 0], np.zeros(300, np.int32), *BITS4
+    assert_same(
+        nq.adaround_codes(*args, np.int8, axis=0), oracle.adaround_codes(*args, np.int8, axis=0)
+    )
+
+
 @by_granularity
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_hard_is_on_the_grid(dtype, granularity):
@@ -277,6 +290,14 @@ def test_what_is_cut_off():
     assert_same(hard, np.array([1, 0, 7, -8, np.nan, 0], F32))
 
 
+def test_a_code_at_the_bound_has_a_gradient():
+    """2**23 - 1 + 0.8 rounds to the bound itself, which is inside."""
+    x, v = np.array([2.0**23 - 1, 2.0**23], F32), np.array([1.1, 1.1], F32)
+    gradient = nq.adaround_soft_backward(np.ones(2, F32), x, v, 1.0, 0, -(2**23), 2**23)
+    assert gradient[0] > 0
+    assert gradient[1] == 0
+
+
 @pytest.mark.parametrize("n", [1, 5, 17, 33])
 def test_an_element_does_not_know_where_it_stands(n):
     """Vector bodies and tails have the same bits as an element alone."""
@@ -355,9 +376,16 @@ def test_the_sum_follows_the_promised_tree():
     rng = np.random.default_rng(0)
     v = rng.choice(np.array([0, 30, -30], F32), 9000)
     assert float(nq.adaround_regularizer(v, 20.0)) == (v == 0).sum()
-    v = rng.normal(0, 2, 10_000).astype(F32)
-    alone = np.array([float(nq.adaround_regularizer(v[i : i + 1], 5.0)) for i in range(v.size)])
-    assert float(nq.adaround_regularizer(v, 5.0)) == float(oracle.tree_sum(alone[None])[0])
+    differ = np.zeros(2, int)
+    for seed in range(6):
+        v = np.random.default_rng(seed).normal(0, 2, 10_000)
+        alone = np.array([float(nq.adaround_regularizer(v[i : i + 1], 5.0)) for i in range(v.size)])
+        total = float(oracle.tree_sum(alone[None])[0])
+        differ += total != sum(alone.tolist()), total != alone.sum()
+        assert float(nq.adaround_regularizer(v, 5.0)) == total
+        laid = np.asfortranarray(v.reshape(100, 100))
+        assert float(nq.adaround_regularizer(laid, 5.0)) == total
+    assert differ.all(), "no other order is told from this one"
 
 
 # --- the loss -----------------------------------------------------------------------------------

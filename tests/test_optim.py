@@ -147,6 +147,14 @@ def test_infinite_values_without_decay():
     assert value.tolist() == [np.inf, 0.5]
 
 
+def test_the_first_buffer_is_the_gradient():
+    """Its bits, the sign of a zero included, as PyTorch copies it."""
+    g = np.array([-0.0, 0.0, -1.5], F32)
+    optimizer = SGD([np.ones(3, F32)], lr=0.5, momentum=0.9)
+    optimizer.step([g])
+    assert_same(optimizer.state_dict()["state"][0]["momentum_buffer"], g)
+
+
 def test_no_elements():
     value = np.empty((0, 3), F32)
     Adam([value]).step([value.copy()])
