@@ -1,6 +1,15 @@
 """npquant: PyTorch's quantization numerics for NumPy, bit for bit, without PyTorch."""
 
 from npquant.meta import ArraySpec
+from npquant.ops.adaround import (
+    adaround_codes,
+    adaround_hard,
+    adaround_init,
+    adaround_regularizer,
+    adaround_regularizer_backward,
+    adaround_soft,
+    adaround_soft_backward,
+)
 from npquant.ops.convert import convert_element_type
 from npquant.ops.fake_quantize import (
     fake_quant_per_channel,
@@ -50,6 +59,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArraySpec",
+    "adaround_codes",
+    "adaround_hard",
+    "adaround_init",
+    "adaround_regularizer",
+    "adaround_regularizer_backward",
+    "adaround_soft",
+    "adaround_soft_backward",
     "choose_qparams",
     "choose_qparams_per_token",
     "choose_qparams_per_token_asymmetric",

@@ -136,7 +136,7 @@ def writeable(y: np.ndarray[Any, Any], name: str) -> None:
         return
     if not y.flags.writeable:
         raise ValueError(f"{name} must be writeable, got a read-only array")
-    if any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
+    if y.size and any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
         raise ValueError(f"{name} must not repeat its elements, got a broadcast array")
 
 
@@ -651,3 +651,33 @@ def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:
 def code(dtype: DType, target: DType) -> str:
     """The precision in which codes are clamped: the greatest int32 is no float32."""
     return "int32" if target == np.int32 else dtypes.compute(dtype).name
+
+
+# --- AdaRound ---------------------------------------------------------------------------------
+
+
+def rounded_bounds(lo: int, hi: int, dtype: DType) -> str:
+    """The precision of AdaRound's codes, which is that of the input and must hold them."""
+    name = precision(dtype, lo, hi)
+    if name == "wide":
+        exact = EXACT64 if dtype == dtypes.float64 else EXACT32
+        raise ValueError(
+            f"quant_min and quant_max must lie within {-exact}..{exact} for {dtype}, got {lo}..{hi}"
+        )
+    return name
+
+
+def integer_target(dtype: Any, name: str = "dtype") -> DType:
+    """A dtype of codes that are integers."""
+    found = dtypes.target(dtype, name)
+    if found in dtypes.FLOAT8:
+        raise TypeError(f"{name} must be a dtype of integers, got {found}")
+    return found
+
+
+def at_least(value: Any, name: str, least: float, kind: type | None = None) -> float:
+    """A finite number that is not less than another."""
+    v = finite(value, name, kind)
+    if v < least:
+        raise ValueError(f"{name} must be at least {least}, got {v}")
+    return v

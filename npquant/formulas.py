@@ -16,12 +16,29 @@ letters used below:
 
 from __future__ import annotations
 
+from math import factorial
 from typing import Any
 
 import numpy as np
 from numba.extending import register_jitable
 
-from npquant.primitives import fma, item, like, plus, rint, rounded_code, times, trunc, widen
+from npquant.primitives import (
+    by_precision,
+    exponent,
+    floor,
+    fma,
+    item,
+    like,
+    mantissa,
+    plus,
+    power_of_two,
+    rint,
+    rounded_code,
+    sqrt,
+    times,
+    trunc,
+    widen,
+)
 
 #: What int32 and int64 do not hold: it, and all beyond.
 INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
@@ -29,8 +46,9 @@ INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
 #: Takes a float32 a step or two toward zero.
 STEP_BACK = np.float32(1 - 2.0**-23)
 
-#: Kernels alone call formulas, so no C wrapper is compiled for them.
-formula = register_jitable(no_cfunc_wrapper=True)
+#: Kernels alone call formulas, so no C wrapper is compiled for them; all are inlined, since a loop
+#: around a call is not vectorised.
+formula = register_jitable(no_cfunc_wrapper=True, forceinline=True)
 
 
 @formula
@@ -459,3 +477,352 @@ def _fbgemm(least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, centred: Any)
         z = np.float64(hi) - above
     z = clamp(z, np.float64(lo), np.float64(hi))
     return scale, truncated(rint(z), INT32_END)
+
+
+# --- exponential and logarithm ------------------------------------------------------------------
+#
+# Made of fma, so that they are vectorised and the same bits everywhere. Their Taylor series are cut
+# where the rest is less than a tenth of an ulp; the first coefficient stands apart, for Horner's
+# rule to begin with.
+
+_TAYLOR_32 = tuple(np.float32(1 / factorial(k)) for k in range(7, -1, -1))
+_TAYLOR_64 = tuple(np.float64(1 / factorial(k)) for k in range(13, -1, -1))
+_EXP_32, _EXP_32_REST = _TAYLOR_32[0], _TAYLOR_32[1:]
+_EXP_64, _EXP_64_REST = _TAYLOR_64[0], _TAYLOR_64[1:]
+
+# atanh(s) / s, in powers of s**2.
+_ATANH_32 = tuple(np.float32(1 / k) for k in range(9, 0, -2))
+_ATANH_64 = tuple(np.float64(1 / k) for k in range(21, 0, -2))
+_LOG_32, _LOG_32_REST = _ATANH_32[0], _ATANH_32[1:]
+_LOG_64, _LOG_64_REST = _ATANH_64[0], _ATANH_64[1:]
+
+#: ln 2 to some 107 bits, as a float64 and what it lacks, and as a float32 and what that lacks.
+_LN2_64, _LN2_64_REST = np.float64(0.6931471805599453), np.float64(2.3190468138462996e-17)
+_LN2_32 = np.float32(_LN2_64)
+_LN2_32_REST = np.float32(_LN2_64 - np.float64(_LN2_32))
+_PER_LN2 = np.float64(1 / _LN2_64)
+
+#: Beyond these exp is 0 or infinite, below it twice more than enough.
+_EXP_32_ENDS = np.float32(-104), np.float32(89)
+_EXP_64_ENDS = np.float64(-746), np.float64(710)
+_EXP2_32_ENDS = np.float32(-151), np.float32(128)
+_EXP2_64_ENDS = np.float64(-1076), np.float64(1024)
+
+
+@formula
+def horner(r: Any, first: Any, rest: Any) -> Any:
+    """The polynomial in `r` of these coefficients, the highest power first."""
+    y = first
+    for c in rest:
+        y = fma(y, r, c)
+    return y
+
+
+@formula
+def scaled(y: Any, n: Any) -> Any:
+    """y * 2**n, rounded once: in two steps, of which but the last may be inexact."""
+    half = floor(n * like(np.float32(0.5), n))
+    return y * power_of_two(half) * power_of_two(n - half)
+
+
+@formula
+def _exp_32(v: Any) -> Any:
+    lo, hi = _EXP_32_ENDS
+    v = clamp(v, lo, hi)
+    n = rint(v * np.float32(_PER_LN2))
+    r = fma(n, -_LN2_32_REST, fma(n, -_LN2_32, v))
+    return scaled(horner(r, _EXP_32, _EXP_32_REST), n)
+
+
+@formula
+def _exp_64(v: Any) -> Any:
+    lo, hi = _EXP_64_ENDS
+    v = clamp(v, lo, hi)
+    n = rint(v * _PER_LN2)
+    r = fma(n, -_LN2_64_REST, fma(n, -_LN2_64, v))
+    return scaled(horner(r, _EXP_64, _EXP_64_REST), n)
+
+
+@formula
+def exp(v: Any) -> Any:
+    """e**v, subnormal results too, within 1 ulp; NaN stays NaN."""
+    return by_precision(v, _exp_32, _exp_64)
+
+
+@formula
+def _exp2_32(v: Any) -> Any:
+    lo, hi = _EXP2_32_ENDS
+    v = clamp(v, lo, hi)
+    n = rint(v)
+    return scaled(horner((v - n) * _LN2_32, _EXP_32, _EXP_32_REST), n)
+
+
+@formula
+def _exp2_64(v: Any) -> Any:
+    lo, hi = _EXP2_64_ENDS
+    v = clamp(v, lo, hi)
+    n = rint(v)
+    return scaled(horner((v - n) * _LN2_64, _EXP_64, _EXP_64_REST), n)
+
+
+@formula
+def exp2(v: Any) -> Any:
+    """2**v, subnormal results too, within 1 ulp; NaN stays NaN."""
+    return by_precision(v, _exp2_32, _exp2_64)
+
+
+@formula
+def _log_series_32(z: Any) -> Any:
+    return horner(z, _LOG_32, _LOG_32_REST)
+
+
+@formula
+def _log_series_64(z: Any) -> Any:
+    return horner(z, _LOG_64, _LOG_64_REST)
+
+
+@formula
+def _log_of_mantissa(v: Any) -> Any:
+    """log of the mantissa of `v`: 2 atanh((m - 1) / (m + 1))."""
+    one, m = like(np.float32(1), v), mantissa(v)
+    s = (m - one) / (m + one)
+    return (s + s) * by_precision(s * s, _log_series_32, _log_series_64)
+
+
+@formula
+def log(v: Any) -> Any:
+    """The natural logarithm of a normal number > 0, within 3 ulp (0 of 1); NaN stays NaN."""
+    e = exponent(v)
+    y = fma(e, like(_LN2_64, v), _log_of_mantissa(v))
+    return y if v == v else v
+
+
+@formula
+def log2(v: Any) -> Any:
+    """The logarithm to base 2 of a normal number > 0, within 4 ulp (0 of 1); NaN stays NaN."""
+    y = fma(_log_of_mantissa(v), like(_PER_LN2, v), exponent(v))
+    return y if v == v else v
+
+
+@formula
+def power(v: Any, exponent: Any) -> Any:
+    """v**exponent, of 0 <= v <= 1 and an exponent >= 0; 0 of 0, whatever the exponent.
+
+    Within an ulp *of 1*: an error of the logarithm weighs most where the power is 1/e.
+    """
+    zero, y = like(np.float32(0), v), exp2(exponent * log2(v))
+    return zero if v == zero else y
+
+
+@formula
+def sigmoid(v: Any) -> Any:
+    """1 / (1 + exp(-v)), within 3 ulp at both ends: the exponential is that of -|v|."""
+    one, e = like(np.float32(1), v), exp(-abs(v))
+    return (e if v < like(np.float32(0), v) else one) / (one + e)
+
+
+# --- AdaRound -----------------------------------------------------------------------------------
+#
+# Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. A weight is
+# rounded down, and h(V) in [0, 1] is added: a sigmoid stretched over both ends. PyTorch has its
+# constants in float32.
+
+_ZETA, _GAMMA = np.float32(1.1), np.float32(-0.1)
+_SPAN = np.float32(_ZETA - _GAMMA)
+
+
+@formula
+def rounding(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of AdaRound: everything in T."""
+    lo, _, _ = constants
+    return like(scale, lo), like(zero_point, lo)
+
+
+@formula
+def stretched(sigma: Any) -> Any:
+    """The sigmoid over [gamma, zeta]."""
+    return sigma * like(_SPAN, sigma) + like(_GAMMA, sigma)
+
+
+@formula
+def within_one(h: Any) -> Any:
+    """`h` in [0, 1]; NaN stays NaN."""
+    return clamp(h, like(np.float32(0), h), like(np.float32(1), h))
+
+
+@formula
+def rectified_sigmoid(v: Any) -> Any:
+    """h(V): what is added to a weight that was rounded down."""
+    return within_one(stretched(sigmoid(v)))
+
+
+@formula
+def slope_of_rectified_sigmoid(g: Any, sigma: Any) -> Any:
+    """`g` times the derivative of h(V): none where h is cut off."""
+    h, zero, one = stretched(sigma), like(np.float32(0), sigma), like(np.float32(1), sigma)
+    g = g if (zero <= h) & (h <= one) else zero
+    return ((g * like(_SPAN, sigma)) * (one - sigma)) * sigma
+
+
+@formula
+def floored(x: Any, p: Any) -> Any:
+    """floor(x / scale) + zero_point."""
+    scale, zero_point = p
+    return floor(widen(x) / scale) + zero_point
+
+
+@formula
+def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The V whose h(V) is the fraction that rounding down drops."""
+    scale, _ = p
+    t = widen(x) / scale
+    fraction = t - floor(t)
+    ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
+    return -log(ratio - like(np.float32(1), t)), True
+
+
+@formula
+def adaround_soft(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The weight as it is while V is learned: h(V) above the code below it."""
+    x, v = values
+    scale, zero_point = p
+    lo, hi, _ = constants
+    q = clamp(floored(x, p) + rectified_sigmoid(v), lo, hi)
+    return (q - zero_point) * scale, True
+
+
+@formula
+def adaround_soft_backward(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The gradient of V; none where the code was clamped."""
+    g, x, v = values
+    scale, _ = p
+    lo, hi, _ = constants
+    sigma, zero = sigmoid(v), like(np.float32(0), v)
+    q = floored(x, p) + within_one(stretched(sigma))
+    g = widen(g) * scale if (lo <= q) & (q <= hi) else zero
+    return slope_of_rectified_sigmoid(g, sigma), True
+
+
+@formula
+def rounded_up(x: Any, v: Any, p: Any) -> Any:
+    """The code that V has decided for: the one above where V >= 0, and so h >= 1/2."""
+    up = like(np.float32(1) if v >= like(np.float32(0), v) else np.float32(0), v)
+    return floored(x, p) + up
+
+
+@formula
+def adaround_hard(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The weight as it is in the end, on the grid."""
+    x, v = values
+    scale, zero_point = p
+    lo, hi, _ = constants
+    return (clamp(rounded_up(x, v, p), lo, hi) - zero_point) * scale, True
+
+
+@formula
+def adaround_codes(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The code in the end; a NaN becomes `nan`."""
+    x, v = values
+    lo, hi, nan = constants
+    return rounded_code(rounded_up(x, v, p), None, lo, hi, nan, item(y)), True
+
+
+@formula
+def undecided(v: Any) -> Any:
+    """2h - 1: -1 and 1 where h has decided, 0 in the middle."""
+    h = rectified_sigmoid(v)
+    return like(np.float32(2), v) * h - like(np.float32(1), v)
+
+
+@formula
+def adaround_regularizer(values: Any, beta: Any) -> Any:
+    """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
+    (v,) = values
+    return like(np.float32(1), v) - power(abs(undecided(v)), beta)
+
+
+@formula
+def regularizing(v: Any, beta: Any, weight: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `adaround_regularizer_backward`, which has these in place of qparams."""
+    return beta, weight
+
+
+@formula
+def adaround_regularizer_backward(v: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The gradient of weight * (1 - |2h - 1|**beta)."""
+    beta, weight = p
+    zero, one, two = (
+        like(np.float32(0), v), like(np.float32(1), v), like(np.float32(2), v),
+    )  # fmt: skip
+    d = undecided(v)
+    g = -weight * (beta * power(abs(d), beta - one))
+    g = g if d > zero else -g
+    return slope_of_rectified_sigmoid(g * two, sigmoid(v)), True
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+@formula
+def product(values: Any, number: Any) -> Any:
+    """A term of the inner product, in float64."""
+    a, b = values
+    return np.float64(widen(a)) * np.float64(widen(b))
+
+
+@formula
+def squared_difference(values: Any, number: Any) -> Any:
+    """A term of the squared distance, in float64."""
+    a, b = values
+    d = np.float64(widen(a)) - np.float64(widen(b))
+    return d * d
+
+
+# --- optimizers ---------------------------------------------------------------------------------
+#
+# PyTorch's single-tensor rules: what each of its kernels rounds, and where it fuses a product with
+# a sum.
+
+
+@formula
+def decayed(g: Any, value: Any, weight_decay: Any) -> Any:
+    """The gradient with that of weight_decay / 2 * value**2."""
+    return fma(weight_decay, value, g)
+
+
+@formula
+def undecayed(g: Any, value: Any, weight_decay: Any) -> Any:
+    """The gradient as it is."""
+    return g
+
+
+@formula
+def sgd(value: Any, g: Any, lr: Any) -> Any:
+    """value - lr * g, rounded once."""
+    return fma(-lr, g, value)
+
+
+@formula
+def sgd_momentum(buffer: Any, g: Any, momentum: Any) -> Any:
+    """momentum * buffer + g, each step rounded."""
+    return buffer * momentum + g
+
+
+@formula
+def adam_mean(mean: Any, g: Any, rate: Any) -> Any:
+    """The mean of the gradients, moved toward `g`: PyTorch's lerp, from its nearer end."""
+    d = g - mean
+    one, half = like(np.float32(1), g), like(np.float32(0.5), g)
+    return fma(rate, d, mean) if rate < half else fma(rate - one, d, g)
+
+
+@formula
+def adam_square(square: Any, g: Any, beta2: Any, rate: Any) -> Any:
+    """The mean of their squares."""
+    return fma(rate * g, g, square * beta2)
+
+
+@formula
+def adam(value: Any, mean: Any, square: Any, step: Any, root: Any, eps: Any) -> Any:
+    """value + step * mean / (sqrt(square) / root + eps); `step` is negative."""
+    return value + step * mean / (sqrt(square) / root + eps)

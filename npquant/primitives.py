@@ -7,6 +7,7 @@ compilers to do them in a few instructions. Uncompiled (`NUMBA_DISABLE_JIT=1`) t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -24,6 +25,16 @@ def rint(x: Any) -> Any:
 def trunc(x: Any) -> Any:
     """Round to an integral value, toward zero."""
     return type(x)(np.trunc(x))
+
+
+def floor(x: Any) -> Any:
+    """Round to an integral value, down."""
+    return type(x)(np.floor(x))
+
+
+def sqrt(x: Any) -> Any:
+    """The square root, correctly rounded."""
+    return type(x)(np.sqrt(x))
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
@@ -64,6 +75,16 @@ def like(v: Any, other: Any) -> Any:
 def at(p: Any, c: int) -> Any:
     """The parameter of channel `c`: `p` is one number for all, or an array of one a channel."""
     return p[c] if isinstance(p, np.ndarray) else p
+
+
+def each(x: Any, i: Any) -> Any:
+    """Element `i`: of an array, or of every array of a tuple."""
+    return tuple(a[i] for a in x) if isinstance(x, tuple) else x[i]
+
+
+def by_precision(v: Any, single: Callable[..., Any], double: Callable[..., Any]) -> Any:
+    """What belongs to the type of `v`: single(v) of a float32, double(v) of a float64."""
+    return double(v) if isinstance(v, np.float64) else single(v)
 
 
 def times(x: Any, s: Any) -> Any:
@@ -130,6 +151,10 @@ def _float8(v: Any, dtype: Any) -> Any:
 _FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 _SUB_BYTE = (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2)
 _KEYS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+_BIAS = {4: 127, 8: 1023}
+
+#: Where `mantissa` begins: the bits of the square root of 1/2, cut to a float32.
+SQRT_HALF = 11863283 * 2.0**-24
 
 
 def key(v: Any) -> Any:
@@ -151,6 +176,29 @@ def value(k: Any, other: Any) -> Any:
         return k
     bits = k ^ (np.iinfo(k.dtype).max if k < 0 else 0)
     return np.asarray(bits, k.dtype).view(other.dtype)[()]
+
+
+def power_of_two(n: Any) -> Any:
+    """2**n in the type of `n`, an integral float whose power is a normal number.
+
+    Of any other `n` the result is some number, and no error.
+    """
+    kind = _KEYS[n.itemsize]
+    if not abs(n) < _BIAS[n.itemsize]:
+        return type(n)(np.nan)
+    return np.ldexp(type(n)(1), kind(n))
+
+
+def mantissa(v: Any) -> Any:
+    """m of v = m * 2**e, sqrt(1/2) <= m < sqrt(2), for a normal number v > 0."""
+    m, _ = np.frexp(v)
+    return m if m >= type(v)(SQRT_HALF) else m * type(v)(2)
+
+
+def exponent(v: Any) -> Any:
+    """e of v = m * 2**e, as a float; see `mantissa`."""
+    m, e = np.frexp(v)
+    return type(v)(e if m >= type(v)(SQRT_HALF) else e - 1)
 
 
 def masked(g: Any, m: Any) -> Any:

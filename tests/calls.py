@@ -8,7 +8,17 @@ import numpy as np
 import npquant as nq
 
 #: The arguments that are data: arrays of one shape, read once.
-DATA = ("input", "w_int8", "grad", "mask", "min_val", "max_val")
+DATA = ("input", "w_int8", "grad", "mask", "min_val", "max_val", "V")
+
+#: The ops with an exponential in them: the oracle is near, and their own bits are the measure of
+#: what must not change them. How near is for test_adaround.py to say.
+NEAR = (
+    "adaround_init",
+    "adaround_soft",
+    "adaround_soft_backward",
+    "adaround_regularizer",
+    "adaround_regularizer_backward",
+)
 
 #: The arguments that the fused ops update in place.
 STATE = ("running_min", "running_max", "scale", "zero_point")
@@ -138,6 +148,20 @@ def _determine(x, axis):
     return {"min_val": -abs(x), "max_val": abs(x) + 1, **INT8, "eps": 1e-5, **options}
 
 
+def _adaround(x, axis):
+    """The qparams lie along an axis; per tensor and per group are for test_adaround.py."""
+    s = {"scale": _channels(x, axis)["scale"], "axis": axis, "group_size": None}
+    return {"input": x, "V": np.roll(x, 2) / np.float32(2), **s}
+
+
+def _adarounded(x, axis):
+    return {**_adaround(x, axis), "zero_point": _channels(x, axis)["zero_point"], **BITS4}
+
+
+def _without(kwargs, *names):
+    return {key: value for key, value in kwargs.items() if key not in names}
+
+
 #: name -> function(x, axis) that gives the arguments by name; `axis` is for ops that have one.
 CALLS = {
     "quantize_per_tensor": lambda x, axis: {"input": x, **_number(x, axis), **INT8},
@@ -181,6 +205,13 @@ CALLS = {
     **_learned("channel", lambda x, axis: _channels(x, axis, dtype=np.float32)),
     **_learned("token", lambda x, axis: _tokens(x, axis, "", np.float32)),
     **_learned("channel_group", lambda x, axis: _groups(x, axis, "", np.float32)),
+    "adaround_init": lambda x, axis: _without(_adaround(x, axis), "V"),
+    "adaround_soft": _adarounded,
+    "adaround_soft_backward": lambda x, axis: {"grad": np.roll(x, 1), **_adarounded(x, axis)},
+    "adaround_hard": _adarounded,
+    "adaround_codes": lambda x, axis: {**_adarounded(x, axis), "dtype": np.int8},
+    "adaround_regularizer": lambda x, axis: {"V": x, "beta": 3.5},
+    "adaround_regularizer_backward": lambda x, axis: {"V": x, "beta": 3.5, "weight": 0.5},
     "fused_moving_avg_obs_fake_quant": _fused,
     "fused_moving_avg_obs_fake_quant_cachemask": _fused,
 }
@@ -203,7 +234,7 @@ def fits(name, shape):
     """Whether the op takes data of this shape; empty data is another question."""
     if name in ONE_AXIS:
         return len(shape) == 1
-    if "group_size" in PARAMETERS[name]:
+    if "group_size" in PARAMETERS[name] and "adaround" not in name:
         matrix = len(shape) == 2 or (len(shape) > 0 and "learnable" in name)
         return matrix and shape[-1] % GROUP == 0
     return axis_name(name) is None or len(shape) > 0

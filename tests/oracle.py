@@ -857,3 +857,115 @@ def fused_moving_avg_obs_fake_quant(
     rest = averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant, symmetric_quant
     args = input, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, *rest
     return fused_moving_avg_obs_fake_quant_cachemask(*args)[0]
+
+
+# --- AdaRound -----------------------------------------------------------------------------------
+#
+# The sigmoid, the logarithm and the power are taken in long double and rounded once; npquant's are
+# a few ulp from that. All else is rounded step by step, as PyTorch does.
+
+LONG = np.longdouble
+ZETA, GAMMA = F32(1.1), F32(-0.1)
+
+
+def _spread(p, x, axis, group_size, dtype):
+    """One number for every element of ``x``, in ``dtype``."""
+    p = np.asarray(p).astype(dtype)
+    if group_size is not None:
+        rows = p.reshape(*x.shape[:-1], -1)
+        return (
+            np.repeat(rows, x.shape[-1] // rows.shape[-1], axis=-1) if x.size else x.astype(dtype)
+        )
+    if axis is None:
+        return np.broadcast_to(p.reshape(()), x.shape)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return np.broadcast_to(p.reshape(shape), x.shape)
+
+
+@quiet
+def sigmoid(values):
+    """Return the sigmoid, correctly rounded but for ties in long double."""
+    v = np.asarray(values)
+    return (1 / (1 + np.exp(-v.astype(LONG)))).astype(v.dtype)
+
+
+@quiet
+def _stretched(values):
+    sigma = sigmoid(values)
+    return sigma, sigma * sigma.dtype.type(F32(ZETA - GAMMA)) + sigma.dtype.type(GAMMA)
+
+
+@quiet
+def adaround_init(input, scale, *, axis=None, group_size=None):
+    """Return V = -log(1.2 / (r + 0.1) - 1), r the fraction that rounding down drops."""
+    dtype = compute_dtype(input.dtype)
+    t = input.astype(dtype) / _spread(scale, input, axis, group_size, dtype)
+    span, gamma = dtype.type(F32(ZETA - GAMMA)), dtype.type(GAMMA)
+    odds = span / ((t - np.floor(t)) - gamma) - dtype.type(1)
+    return (-np.log(odds.astype(LONG))).astype(dtype)
+
+
+@quiet
+def _floored(input, scale, zero_point, axis, group_size):
+    """Return floor(x / scale) + zero_point, and scale and zero point of every element."""
+    dtype = compute_dtype(input.dtype)
+    s = _spread(scale, input, axis, group_size, dtype)
+    z = _spread(np.trunc(zero_point), input, axis, group_size, dtype)
+    return np.floor(input.astype(dtype) / s) + z, s, z
+
+
+@quiet
+def adaround_soft(input, V, scale, zero_point, quant_min, quant_max, *, axis=None, group_size=None):
+    """Return (clamp(floor(x / scale) + zero_point + h(V)) - zero_point) * scale."""
+    t, s, z = _floored(input, scale, zero_point, axis, group_size)
+    h = np.clip(_stretched(V)[1], 0, 1)
+    return cast((np.clip(t + h, quant_min, quant_max) - z) * s, input.dtype)
+
+
+@quiet
+def adaround_soft_backward(
+    grad, input, V, scale, zero_point, quant_min, quant_max, *, axis=None, group_size=None
+):
+    """Return the gradient of V; there is none where the code or h was cut off."""
+    t, s, _ = _floored(input, scale, zero_point, axis, group_size)
+    sigma, h = _stretched(V)
+    q = t + np.clip(h, 0, 1)
+    g = np.where((quant_min <= q) & (q <= quant_max), grad.astype(t.dtype) * s, t.dtype.type(0))
+    g = np.where((h >= 0) & (h <= 1), g, t.dtype.type(0)) * t.dtype.type(F32(ZETA - GAMMA))
+    return g * (1 - sigma) * sigma
+
+
+@quiet
+def adaround_hard(input, V, scale, zero_point, quant_min, quant_max, *, axis=None, group_size=None):
+    """Return the values that V has decided for."""
+    t, s, z = _floored(input, scale, zero_point, axis, group_size)
+    return cast((np.clip(t + (V >= 0), quant_min, quant_max) - z) * s, input.dtype)
+
+
+@quiet
+def adaround_codes(
+    input, V, scale, zero_point, quant_min, quant_max, dtype, *, axis=None, group_size=None
+):
+    """Return the codes that V has decided for; a NaN becomes 0 or the bound next to it."""
+    t, _, _ = _floored(input, scale, zero_point, axis, group_size)
+    q = np.clip(t + (V >= 0), quant_min, quant_max)
+    return np.where(np.isnan(q), np.clip(0, quant_min, quant_max), q).astype(np.int32).astype(dtype)
+
+
+@quiet
+def adaround_regularizer(V, beta):
+    """Return the sum of 1 - |2h - 1|**beta, in long double but for h."""
+    h = np.clip(_stretched(V)[1], 0, 1).astype(LONG)
+    return np.array((1 - np.abs(2 * h - 1) ** LONG(beta)).sum(), F64)
+
+
+@quiet
+def adaround_regularizer_backward(V, beta, weight=1.0):
+    """Return the gradient of weight * adaround_regularizer, in long double but for the sigmoid."""
+    sigma, h = _stretched(V)
+    inside, sigma = (h >= 0) & (h <= 1), sigma.astype(LONG)
+    d = 2 * np.clip(h, 0, 1).astype(LONG) - 1
+    g = -LONG(weight) * LONG(beta) * np.abs(d) ** LONG(beta - 1) * np.sign(d)
+    g = g * 2 * LONG(F32(ZETA - GAMMA)) * (1 - sigma) * sigma
+    return np.where(inside, g, 0).astype(V.dtype)

@@ -19,6 +19,15 @@ MODULES = ["npquant.meta"] + [
     f"npquant.ops.{module.name}" for module in pkgutil.iter_modules(npquant.ops.__path__)
 ]
 
+#: What is public in a module of its own.
+OTHERS = {
+    "npquant.adaround": ["AdaroundLoss"],
+    "npquant.gptq": ["gptq"],
+    "npquant.metrics": ["cosine", "max_code_difference", "mse", "sqnr"],
+    "npquant.optim": ["SGD", "Adam"],
+}
+MODULES += list(OTHERS)
+
 #: How Notes say what an op corresponds to; ops that PyTorch lacks say so.
 PYTORCH = ("``torch.", "PyTorch has no such")
 
@@ -36,6 +45,21 @@ def examples(found):
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_is_complete(name):
     assert [e for e in validate(f"npquant.{name}")["errors"] if e[0] in RULES] == []
+
+
+@pytest.mark.parametrize("name", [f"{m}.{name}" for m, names in OTHERS.items() for name in names])
+def test_docstring_of_a_module_is_complete(name):
+    """Classes with their methods, which need no more than a summary and their sections."""
+    optional = {"SA01", "EX01", "ES01"}
+    module, own = name.rsplit(".", 1)
+    found = getattr(importlib.import_module(module), own)
+    methods = [
+        m
+        for m in dir(found)
+        if isinstance(found, type) and m[0] != "_" and callable(getattr(found, m))
+    ]
+    for full in [name, *(f"{name}.{m}" for m in methods)]:
+        assert [e for e in validate(full)["errors"] if e[0] in RULES - optional] == [], full
 
 
 @pytest.mark.parametrize("name", NAMES)

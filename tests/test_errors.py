@@ -177,7 +177,9 @@ def out_of_range(make_low, make_high):
 def data_table(name, argument):
     if argument == "mask":
         return MASK
-    if argument == "grad" and "learnable" not in name:
+    if argument == "V":
+        return GRAD if "input" in PARAMETERS[name] else FLOATS
+    if argument == "grad" and not name.startswith(("fake_quantize_learnable", "adaround")):
         return ANY_DATA
     if argument in ("grad", "max_val"):
         return GRAD if argument == "grad" else [row for row in GRAD if row.label != "other_axes"]
@@ -244,10 +246,16 @@ def table(name, argument):
     if argument == "dtype":
         some = [row for row in TARGET if row.label not in ("a_float", "a_bool", "too_wide")]
         return some if name == "convert_element_type" else TARGET
+    if name.startswith("adaround") and argument in ("axis", "group_size"):
+        # None is one scale for all; and the call has an axis, so that it can have no groups.
+        rows = {"axis": AXIS, "group_size": GROUP_SIZE + values(beside_axis=4)}[argument]
+        return [row for row in rows if row.label != "none"]
     return {
         "axis": AXIS,
         "ch_axis": AXIS,
         "group_size": GROUP_SIZE,
+        "beta": FINITE + values(less_than_one=0.5),
+        "weight": FINITE,
         "out_dtype": OUT_DTYPE,
         "output_dtype": OUT_DTYPE,
         "eps": FINITE,
@@ -266,6 +274,14 @@ def dtyped(name):
 
 #: What depends on two arguments, or on one op alone.
 SPECIAL = {
+    ("adaround_soft", "quant_max"): values(too_wide=2**23 + 1),
+    ("adaround_codes", "dtype"): types(float8=ml_dtypes.float8_e4m3fn),
+    ("adaround_codes", "quant_min"): values(below_dtype=-129),
+    **{
+        (name, "V"): types(two_bytes=np.ones(SHAPE, np.float16))
+        for name in CALLS
+        if "V" in PARAMETERS[name]
+    },
     ("choose_qparams", "input"): [Wrong("empty", ValueError, lambda x: x[:0])],
     ("choose_qparams_symmetric", "input"): [Wrong("empty", ValueError, lambda x: x[:0])],
     ("choose_qparams_per_token", "input"): [Wrong("empty", ValueError, lambda x: x[:, :0])],

@@ -50,7 +50,7 @@ def peak(call):
 
 def a_call(name, axis, lay):
     kwargs = arguments(name, SHAPE, axis)
-    if "group_size" in kwargs:
+    if kwargs.get("group_size"):
         qparams = [k for k, v in kwargs.items() if isinstance(v, np.ndarray) and k not in DATA]
         kwargs |= {key: kwargs[key][:, :1] for key in qparams} | {"group_size": SHAPE[1]}
     return {key: lay(value) if key in DATA else value for key, value in kwargs.items()}

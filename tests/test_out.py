@@ -32,6 +32,7 @@ PLACES = {
 
 #: The ops whose result has the dtype of their data, and so can take its place.
 IN_PLACE = [name for name in WITH_OUT if "quantize_per" not in name or name.startswith("fake")]
+IN_PLACE.remove("adaround_codes")
 
 
 def every_call(name):
@@ -151,7 +152,7 @@ def test_out_over_other_arguments(name):
     others = [key for key, value in kwargs.items() if isinstance(value, np.ndarray)]
     for key in others:
         given = kwargs[key]
-        if key not in ("input", "grad", "w_int8"):
+        if key not in ("input", "grad", "w_int8", "V"):
             memory = np.zeros(expected.nbytes + given.nbytes, np.uint8)
             for start in (0, given.itemsize):
                 value = memory[start : start + given.nbytes].view(given.dtype).reshape(given.shape)
@@ -161,10 +162,11 @@ def test_out_over_other_arguments(name):
 
 
 def test_every_op_of_one_array_takes_out():
-    """The exceptions return several arrays, or one and a changed state."""
+    """The exceptions return several arrays, or one and a changed state, or a number."""
     for name in PARAMETERS:
         kwargs = arguments(name, (8,) if name == "determine_qparams" else SHAPES[0])
-        one = len(results(name, kwargs)) == 1
+        got = results(name, kwargs)
+        one = len(got) == 1 and got[0].shape != ()
         assert one == (name in WITH_OUT), name
 
 

@@ -137,6 +137,10 @@ class Inputs:
         zero_points = np.random.default_rng(6).integers(middle - 2, middle + 3, shape)
         return zero_points.astype(np.int64 if self.layout.wide else np.int32)
 
+    @cached_property
+    def V(self) -> Array:
+        return np.random.default_rng(7).normal(0, 2, self.layout.shape).astype(self.floating)
+
     @property
     def qparams(self) -> tuple[Any, ...]:
         """Scale, zero point and axis; per tensor they are numbers."""
@@ -195,6 +199,26 @@ def learnable_backward(i: Inputs) -> tuple[Any, ...]:
     return i.grad, i.x, *i.learned, *i.bounds, *i.layout.group
 
 
+def start_rounding(i: Inputs) -> tuple[Any, ...]:
+    return i.x, i.qparams[0]
+
+
+def rounding(i: Inputs) -> tuple[Any, ...]:
+    return i.x, i.V, *i.qparams, *i.bounds
+
+
+def rounding_to_codes(i: Inputs) -> tuple[Any, ...]:
+    return *rounding(i), i.target
+
+
+def rounding_backward(i: Inputs) -> tuple[Any, ...]:
+    return i.grad, *rounding(i)
+
+
+def regularize(i: Inputs) -> tuple[Any, ...]:
+    return i.V, 5.0
+
+
 def choose(i: Inputs) -> tuple[Any, ...]:
     return i.x, *i.bounds, EPS, i.target
 
@@ -237,7 +261,8 @@ class Case:
     def goal(self) -> float | None:
         """How many times the copy floor it may take; None where no copy compares."""
         sums = self.op.endswith("_affine_backward")
-        if sums or self.size < 4096 or self.op.startswith(("choose", "determine", "fused")):
+        no_copy = "adaround", "choose", "determine", "fused"
+        if sums or self.size < 4096 or self.op.startswith(no_copy):
             return None
         last_axis = self.layout.axis == (len(self.layout.shape) - 1,)
         two_bytes = "float16" in self.dtype  # bfloat16 too
@@ -322,6 +347,12 @@ _TABLE = (
     *cases("fake_quantize_learnable_per_channel_group_affine", learnable, GROUPS, peers=NONE),
     *cases("fake_quantize_learnable_per_channel_group_affine_backward",
            learnable_backward, GROUPS, peers=NONE),
+
+    *cases("adaround_init", start_rounding, TENSORS, peers=NONE),
+    *cases("adaround_soft adaround_hard", rounding, TENSORS, peers=NONE),
+    *cases("adaround_codes", rounding_to_codes, TENSORS, TO_INT8, NONE),
+    *cases("adaround_soft_backward", rounding_backward, TENSORS, peers=NONE),
+    *cases("adaround_regularizer adaround_regularizer_backward", regularize, TENSORS, peers=NONE),
 
     *cases("choose_qparams", choose, TENSORS, TO_INT8, DECOMPOSED),
     *cases("choose_qparams_symmetric", choose, TENSORS, TO_INT8, DECOMPOSED),

@@ -1,5 +1,14 @@
 """The CPU backend: every kernel, compiled by Numba."""
 
+from npquant.cpu.adaround import (
+    adaround_codes,
+    adaround_hard,
+    adaround_init,
+    adaround_regularizer,
+    adaround_regularizer_backward,
+    adaround_soft,
+    adaround_soft_backward,
+)
 from npquant.cpu.convert import convert
 from npquant.cpu.fake_quantize import (
     copy,
@@ -17,6 +26,8 @@ from npquant.cpu.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
+from npquant.cpu.metrics import product, squared_difference
+from npquant.cpu.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
 from npquant.cpu.qparams import (
     choose_affine,
     choose_fbgemm,
@@ -38,6 +49,14 @@ from npquant.cpu.quantize import (
 )
 
 __all__ = [
+    "adam",
+    "adaround_codes",
+    "adaround_hard",
+    "adaround_init",
+    "adaround_regularizer",
+    "adaround_regularizer_backward",
+    "adaround_soft",
+    "adaround_soft_backward",
     "choose_affine",
     "choose_fbgemm",
     "choose_fbgemm_symmetric",
@@ -63,7 +82,13 @@ __all__ = [
     "minmax",
     "move",
     "outside",
+    "product",
     "quantize_per_channel",
     "quantize_per_tensor",
     "quantize_per_token",
+    "sgd",
+    "sgd_decayed",
+    "sgd_momentum",
+    "sgd_momentum_decayed",
+    "squared_difference",
 ]

@@ -19,7 +19,7 @@ from npquant.cpu import table
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
-from npquant.primitives import at, store
+from npquant.primitives import at, each, store
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +69,7 @@ class Elementwise:
                 # An unsigned index is not checked for wrap-around, so the loop is vectorised.
                 base = np.uintp(begin)
                 for k in range(np.uintp(m)):
-                    value, inside = element(x[base + k], p, constants, y)
+                    value, inside = element(each(x, base + k), p, constants, y)
                     store(y, base + k, value)
                     store(mask, base + k, inside)
                 begin += m
@@ -99,7 +99,7 @@ class Elementwise:
                     base, at_row = np.uintp(i + above), np.uintp(above)
                     for k in range(np.uintp(below - above)):
                         p = table.take(columns, at_row + k, kind)
-                        value, inside = element(x[base + k], p, constants, y)
+                        value, inside = element(each(x, base + k), p, constants, y)
                         store(y, base + k, value)
                         store(mask, base + k, inside)
                     i += period
@@ -158,11 +158,11 @@ class Elementwise:
             )
 
     def _flat(
-        self, channels: int, inner: int, first: int, x: Array, scale: Any, zero_point: Any,
+        self, channels: int, inner: int, first: int, x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
-        mask: Array | None,
+        mask: Array | None = None,
     ) -> None:  # fmt: skip
-        n = x.size
+        n = y.size
         if n == 0:
             return
         kernel, grain = self._runs, GRAIN
@@ -172,7 +172,23 @@ class Elementwise:
             if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
                 kernel, grain = self._periods, _grain(channels * inner)
         args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
-        kernel(n, n, args, (x.dtype, y.dtype, types_, mask is None), grain)
+        dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
+        kernel(n, n, args, (dtypes, y.dtype, types_, mask is None), grain)
+
+
+class ElementwiseOfSeveral(Elementwise):
+    """The same for several arrays of one shape: x is a tuple of them, and one of their elements."""
+
+    def __call__(  # type: ignore[override]
+        self, granularity: Granularity, inputs: tuple[Array, ...], scale: Any, zero_point: Any,
+        constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
+    ) -> None:  # fmt: skip
+        """Run over `inputs`."""
+        n = y.size
+        for (channels, inner), first, (*x, v) in pieces(granularity, inputs, (y,)):
+            self._flat(
+                channels, inner or n, first, tuple(x), scale, zero_point, constants, precision, v
+            )
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
@@ -181,8 +197,9 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
         _NUMBERS[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
     )
     mask = types.none if unmasked else array_type(np.dtype(np.bool_))
+    data = types.Tuple(_array_types(*x)) if isinstance(x, tuple) else array_type(x)
     return (
-        types.intp, types.intp, types.intp, array_type(x), scale, zero_point,
+        types.intp, types.intp, types.intp, data, scale, zero_point,
         code, code, code, array_type(y), mask,
     )  # fmt: skip
 

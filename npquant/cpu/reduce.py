@@ -17,12 +17,12 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import table
-from npquant.cpu.lanes import LANES, add_rows, folded
+from npquant.cpu.lanes import LANES, add_rows_of_one, add_rows_of_two, folded_one, folded_two
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
 from npquant.layout import Granularity, Layout
-from npquant.primitives import at, item, key, like, masked, store, value, widen
+from npquant.primitives import at, each, item, key, like, masked, store, value, widen
 
 Array = np.ndarray[Any, Any]
 
@@ -137,6 +137,16 @@ _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 @register_jitable
+def _rows(terms: Any, n: Any) -> Any:
+    """How many rows of lanes `n` terms fill, the last one up to its end with what adds nothing."""
+    rows = (n + LANES - 1) // LANES
+    for first in range(0, terms.size, STRIP):
+        for k in range(first + n, first + rows * LANES):
+            terms[k] = 0
+    return rows
+
+
+@register_jitable
 def _fold(lanes: Any, start: Any, width: Any) -> None:
     """As `folded`, of lanes that are rows of `width`, from `start` on: row i takes row i + h."""
     first = np.uintp(start)
@@ -200,12 +210,9 @@ class Gradients:
                         row += 1
                         i = 0
                     if filled == STRIP or left == 0:
-                        rows = (filled + LANES - 1) // LANES
-                        for k in range(filled, rows * LANES):  # a sum takes a 0 as if it were not
-                            terms[k] = terms[STRIP + k] = 0
-                        add_rows(lanes, terms, rows)
+                        add_rows_of_two(lanes, terms, _rows(terms, filled))
                         filled = 0
-                sums[0, c, tile], sums[1, c, tile] = folded(lanes)
+                sums[0, c, tile], sums[1, c, tile] = folded_two(lanes)
                 tile += 1
                 if tile == tiles:
                     tile = 0
@@ -322,3 +329,55 @@ def _sums_signature(scale: Any, zero_point: Any) -> Types:
 
 
 _add_tiles = Kernel(_sums_of_tiles, "sums_of_tiles", _sums_signature)
+
+
+# --- sums of everything -------------------------------------------------------------------------
+
+
+class Total:
+    """The sum of one term for each element of some arrays of one shape, as a float.
+
+    Parameters
+    ----------
+    element : callable
+        ``element(values, number) -> term``: one element of every array, and what all share.
+    """
+
+    def __init__(self, element: Callable[..., Any]) -> None:
+        def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
+            """Tasks (tile)."""
+            lanes, terms = np.empty(LANES), np.full(STRIP, element(each(x, 0), number))
+            for tile in range(begin, end):
+                lanes[:] = 0
+                stop = min(size, (tile + 1) * TILE)
+                for start in range(tile * TILE, stop, STRIP):
+                    m = min(STRIP, stop - start)
+                    base = np.uintp(start)
+                    for k in range(np.uintp(m)):
+                        terms[k] = element(each(x, base + k), number)
+                    add_rows_of_one(lanes, terms, _rows(terms, m))
+                sums[tile] = folded_one(lanes)[0]
+
+        self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature)
+
+    def __call__(self, inputs: tuple[Array, ...], number: float = 0.0) -> float:
+        """The sum; `number` becomes a float32, or a float64 beside a first array of float64."""
+        n = inputs[0].size
+        if n == 0:
+            return 0.0
+        sums = np.empty(-(-n // TILE))
+        for _, _, tiles, x in channel_pieces(
+            Granularity(1, n, None), inputs, (), TILE, ordered=True
+        ):
+            size, part = x[0].size, sums[tiles]
+            key = tuple([a.dtype for a in x])
+            self._kernel(part.size, size, (size, tuple(x), number, part), key)
+        return float(np.add.accumulate(sums)[-1])
+
+
+def _total_signature(*dtypes: Any) -> Types:
+    number = types.float64 if dtypes[0] == np.float64 else types.float32
+    return (
+        types.intp, types.Tuple([array_type(d) for d in dtypes]), number,
+        array_type(np.dtype(np.float64)),
+    )  # fmt: skip

@@ -249,6 +249,16 @@ def _trunc(x):
     return lambda x: np.trunc(x)
 
 
+@overload(p.floor)
+def _floor(x):
+    return lambda x: np.floor(x)
+
+
+@overload(p.sqrt)
+def _sqrt(x):
+    return lambda x: np.sqrt(x)
+
+
 @intrinsic
 def _llvm_fma(context: Any, a: types.Type, b: types.Type, c: types.Type) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
@@ -267,6 +277,24 @@ def _at(p, c):
     if isinstance(p, types.Array):
         return lambda p, c: p[c]
     return lambda p, c: p
+
+
+@overload(p.each)
+def _each(x, i):
+    if isinstance(x, types.BaseTuple):
+        return {
+            1: lambda x, i: (x[0][i],),
+            2: lambda x, i: (x[0][i], x[1][i]),
+            3: lambda x, i: (x[0][i], x[1][i], x[2][i]),
+        }[len(x)]
+    return lambda x, i: x[i]
+
+
+@overload(p.by_precision)
+def _by_precision(v, single, double):
+    if v == types.float64:
+        return lambda v, single, double: double(v)
+    return lambda v, single, double: single(v)
 
 
 @overload(p.times)
@@ -415,6 +443,42 @@ def _value(k, other):
         return lambda k, other: k
     back, top, sign = _to[other], 2 ** (k.bitwidth - 1) - 1, k.bitwidth - 1
     return lambda k, other: back(k ^ ((k >> sign) & top))
+
+
+# A float is 2**e times what its low bits say. Adding `middle` puts an integral float into the low
+# bits, as an integer, with no conversion that a NaN could break.
+_FLOAT_BITS = {
+    types.float32: (_as_int32, np.int32, 23, 127, np.float32(1.5 * 2**23 + 127)),
+    types.float64: (_as_int64, np.int64, 52, 1023, np.float64(1.5 * 2**52 + 1023)),
+}
+
+
+@overload(p.power_of_two)
+def _power_of_two(n):
+    as_int, _, width, _, middle = _FLOAT_BITS[n]
+    back = _to[n]
+    return lambda n: back(as_int(n + middle) << width)
+
+
+def _split(v):
+    """The bits of `v` less those of sqrt(1/2): the exponent, and above it where m begins."""
+    as_int, kind, width, _, _ = _FLOAT_BITS[v]
+    least = kind(int(np.asarray(getattr(np, v.name)(p.SQRT_HALF)).view(kind)))
+    return as_int, kind, width, least, _to[v]
+
+
+@overload(p.mantissa)
+def _mantissa(v):
+    as_int, kind, width, least, back = _split(v)
+    low = kind(2**width - 1)
+    return lambda v: back(kind(((as_int(v) - least) & low) + least))
+
+
+@overload(p.exponent)
+def _exponent(v):
+    as_int, kind, width, least, _ = _split(v)
+    cast = getattr(np, v.name)
+    return lambda v: cast(kind(kind(as_int(v) - least) >> width))
 
 
 @overload(p.masked)

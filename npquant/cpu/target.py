@@ -90,7 +90,8 @@ class Kernel:
     Parameters
     ----------
     segment : callable
-        ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments.
+        ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments. One of
+        them may be a tuple.
     name : str
         What it is called in the cache and in profiles.
     signature : callable
@@ -109,6 +110,7 @@ class Kernel:
             for t in prange((n + grain - 1) // grain):
                 run(t * grain, min(n, (t + 1) * grain), *args)
 
+        self._run = run
         self._parallel = _renamed(parallel, f"{name}_parallel_{FINGERPRINT}")
         self.serial: dict[Key, Any] = {}
         self.parallel: dict[Key, Any] = {}
@@ -126,12 +128,33 @@ class Kernel:
         else:
             try:
                 entry = self.parallel.get(key)
+                place = next((i for i, a in enumerate(args) if type(a) is tuple), None)
                 if entry is None:
-                    types_ = (types.intp, types.intp, types.Tuple(self._signature(*key)))
-                    entry = self.parallel[key] = _compile(self._parallel, types_, True)
-                entry(n, grain or max(1, n * GRAIN // size), args)
+                    entry = self.parallel[key] = self._compile_parallel(key, place)
+                grain = grain or max(1, n * GRAIN // size)
+                if place is None:
+                    entry(n, grain, args)
+                else:
+                    entry(n, grain, args[:place] + args[place + 1 :], args[place])
             finally:
                 _parallel.release()
+
+    def _compile_parallel(self, key: Key, place: int | None) -> Any:
+        """The parallel form of one key; Numba's does not take a tuple within its tuple."""
+        signature = self._signature(*key)
+        if place is None:
+            types_: Types = (types.intp, types.intp, types.Tuple(signature))
+            return _compile(self._parallel, types_, True)
+        run = self._run
+
+        def nested(n: int, grain: int, args: tuple[Any, ...], several: tuple[Any, ...]) -> None:
+            for t in prange((n + grain - 1) // grain):
+                all_ = args[:place] + (several,) + args[place:]  # noqa: RUF005 (for Numba)
+                run(t * grain, min(n, (t + 1) * grain), *all_)
+
+        rest = types.Tuple(signature[:place] + signature[place + 1 :])
+        types_ = (types.intp, types.intp, rest, signature[place])
+        return _compile(_renamed(nested, f"{self.name}_nested_{FINGERPRINT}"), types_, True)
 
 
 def _renamed(function: Callable[..., Any], name: str) -> Any:

@@ -1,0 +1,9 @@
+"""Sums over two arrays, in float64."""
+
+from __future__ import annotations
+
+from npquant import formulas as f
+from npquant.cpu.reduce import Total
+
+product = Total(f.product)
+squared_difference = Total(f.squared_difference)

@@ -1,0 +1,106 @@
+"""Steps of the optimizers: one pass over a parameter, its gradient and its state, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from npquant import formulas as f
+from npquant.cpu.storage import TYPES
+from npquant.cpu.target import Kernel, Types, array_type
+from npquant.cpu.walk import pieces, plain
+from npquant.layout import PER_TENSOR
+
+Array = np.ndarray[Any, Any]
+
+
+class Update:
+    """gradient, arrays -> the arrays, updated in place.
+
+    Parameters
+    ----------
+    segment : callable
+        ``segment(begin, end, numbers, gradient, *arrays)``.
+    name : str
+        What it is called.
+    """
+
+    def __init__(self, segment: Callable[..., None], name: str) -> None:
+        self._kernel = Kernel(segment, name, _signature)
+
+    def __call__(
+        self, gradient: Array, arrays: tuple[Array, ...], numbers: tuple[float, ...]
+    ) -> None:
+        """Update the parameter and its state; all have its dtype, and so have the numbers."""
+        n = gradient.size
+        if n == 0:
+            return
+        key = (gradient.dtype, len(numbers), len(arrays))
+        if plain(gradient) and all(map(plain, arrays)):
+            flat = [a.reshape(n) for a in (gradient, *arrays)]
+            self._kernel(n, n, (numbers, *flat), key)
+            return
+        for _, _, flat in pieces(PER_TENSOR, (gradient, *arrays), arrays):
+            read, results = flat[: 1 + len(arrays)], flat[1 + len(arrays) :]
+            # What is read may be a view of what is written or a copy, and read-only: so update
+            # the results, which lie apart from the gradient.
+            for result, a in zip(results, read[1:], strict=True):
+                np.copyto(result, a)
+            m = read[0].size
+            self._kernel(m, m, (numbers, read[0], *results), key)
+
+
+def _signature(dtype: Any, numbers: int, arrays: int) -> Types:
+    return types.Tuple([TYPES[dtype]] * numbers), *[array_type(dtype)] * (1 + arrays)
+
+
+def _sgd(slope: Callable[..., Any]) -> Update:
+    def segment(begin: Any, end: Any, numbers: Any, gradient: Any, value: Any) -> None:
+        lr, weight_decay = numbers
+        base = np.uintp(begin)
+        for k in range(np.uintp(end - begin)):
+            i = base + k
+            g = slope(gradient[i], value[i], weight_decay)
+            value[i] = f.sgd(value[i], g, lr)
+
+    return Update(segment, f"sgd_{slope.__name__}")
+
+
+def _sgd_momentum(slope: Callable[..., Any]) -> Update:
+    def segment(begin: Any, end: Any, numbers: Any, gradient: Any, value: Any, buffer: Any) -> None:
+        lr, weight_decay, momentum = numbers
+        base = np.uintp(begin)
+        for k in range(np.uintp(end - begin)):
+            i = base + k
+            g = slope(gradient[i], value[i], weight_decay)
+            b = f.sgd_momentum(buffer[i], g, momentum)
+            buffer[i] = b
+            value[i] = f.sgd(value[i], b, lr)
+
+    return Update(segment, f"sgd_momentum_{slope.__name__}")
+
+
+def _adam(
+    begin: Any, end: Any, numbers: Any, gradient: Any, value: Any, mean: Any, square: Any
+) -> None:
+    rate1, beta2, rate2, step, root, eps = numbers
+    base = np.uintp(begin)
+    for k in range(np.uintp(end - begin)):
+        i = base + k
+        m = f.adam_mean(mean[i], gradient[i], rate1)
+        v = f.adam_square(square[i], gradient[i], beta2, rate2)
+        mean[i] = m
+        square[i] = v
+        value[i] = f.adam(value[i], m, v, step, root, eps)
+
+
+#: Numbers: lr, weight_decay. Without a decay its product would turn an infinite value into NaN.
+sgd, sgd_decayed = _sgd(f.undecayed), _sgd(f.decayed)
+#: Numbers: lr, weight_decay, momentum. Arrays: the parameter and its buffer, -0.0 to begin with.
+sgd_momentum, sgd_momentum_decayed = _sgd_momentum(f.undecayed), _sgd_momentum(f.decayed)
+#: Numbers: 1 - beta1, beta2, 1 - beta2, -lr / (1 - beta1**t), sqrt(1 - beta2**t), eps. Arrays: the
+#: parameter and the means of its gradients and of their squares, 0 to begin with.
+adam = Update(_adam, "adam")

@@ -1,0 +1,210 @@
+"""GPTQ: rounding column by column, the error of each made up for by those that follow.
+
+Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant import checks, layout
+from npquant.dtypes import float32, float64
+from npquant.errors import show
+from npquant.ops.quantize import group_shapes
+
+Array = np.ndarray[Any, Any]
+
+ORDERS = ("natural", "activation")
+
+
+def gptq(
+    weight: Array,
+    gram: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    *,
+    axis: int | None = 0,
+    group_size: int | None = None,
+    block: int = 128,
+    damping: float = 0.01,
+    order: str = "natural",
+) -> tuple[Array, Array]:
+    """Quantize the weight of a linear layer so that its outputs change little.
+
+    With the Gram matrix ``G = inputs.T @ inputs`` of the layer's inputs, the squared change of the
+    outputs is ``trace((Q - W) @ G @ (Q - W).T)``. Columns of W are rounded one after another; what
+    is not rounded yet takes on the error, as the inverse of G says.
+
+    Parameters
+    ----------
+    weight : ndarray of shape (rows, columns)
+        Weight of ``inputs @ weight.T``; float32 or float64, finite.
+    gram : ndarray of shape (columns, columns)
+        Gram matrix of the inputs, symmetric; its size makes no difference. Float32 or float64,
+        finite.
+    scale : float or array
+        Distance between the values of neighbouring codes, positive and finite in float32. A number
+        with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
+        row) with `group_size`.
+    zero_point : int or array
+        Code that stands for 0.0, between `quant_min` and `quant_max`; as many as scales.
+    quant_min, quant_max : int
+        Least and greatest code, both included, within +-2**23.
+    axis : int or None, default 0
+        Axis whose every index has its own scale; None for one scale.
+    group_size : int, optional
+        Number of neighbours in a row that share a scale, in place of `axis`, which must be 0 or
+        None then.
+    block : int, default 128
+        Number of columns after which the others are brought up to date, at least 1. It makes a
+        difference to speed, and to results only by the order of sums.
+    damping : float, default 0.01
+        Share of the mean of G's diagonal that is added to the diagonal, at least 0.
+    order : str, default "natural"
+        "natural", or "activation" to round the columns with the largest inputs first.
+
+    Returns
+    -------
+    values : ndarray
+        Quantized weights, ``(codes - zero_point) * scale``, of the shape and dtype of `weight`.
+    codes : ndarray
+        Codes as int32, of the shape of `weight`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If shapes do not fit, a number is not finite or out of its range, `gram` is not symmetric
+        (to a relative 1e-3), or it is not positive definite after damping.
+
+    See Also
+    --------
+    npquant.adaround_soft : Quantize softly, while the rounding is learned.
+
+    Notes
+    -----
+    PyTorch has no such op. Everything is computed in float64, with NumPy's LAPACK. Columns whose
+    inputs were all 0 (a 0 on the diagonal) are *dead*: their weights make no difference and become
+    0, as in the paper's code, and their diagonal 1. A column is quantized by
+    ``clamp(rint(w / scale) + zero_point, quant_min, quant_max)``.
+
+    References
+    ----------
+    .. [1] E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+       Transformers", ICLR 2023, arXiv:2210.17323.
+
+    Examples
+    --------
+    Two inputs that are nearly the same: the second weight makes up for the error of the first.
+
+    >>> import numpy as np
+    >>> from npquant.gptq import gptq
+    >>> w = np.array([[0.4, 0.4]], np.float32)
+    >>> gram = np.array([[1, 0.99], [0.99, 1]], np.float32)
+    >>> values, codes = gptq(w, gram, [1.0], [0], -8, 7)
+    >>> codes
+    array([[0, 1]], dtype=int32)
+    """
+    w = checks.native(_array(weight, "weight"), "weight", (float32, float64))
+    if w.ndim != 2:
+        raise ValueError(f"weight must have 2 axes, got shape {w.shape}")
+    rows, columns = w.shape
+    h = checks.native(_array(gram, "gram"), "gram", (float32, float64)).astype(np.float64)
+    if h.shape != (columns, columns):
+        raise ValueError(f"gram must have the shape {(columns, columns)}, got {h.shape}")
+    lo, hi = checks.bounds(quant_min, quant_max)
+    checks.rounded_bounds(lo, hi, float32)
+    scales, zeros = _of_columns(w, scale, zero_point, lo, hi, axis, group_size)
+    width = checks.shaping(block, "block")
+    if width < 1:
+        raise ValueError(f"block must be at least 1, got {show(width)}")
+    damp = checks.at_least(damping, "damping", 0.0)
+    by_activation = checks.option(order, "order", ORDERS) == "activation"
+    for name, a in (("weight", w), ("gram", h)):
+        if not np.isfinite(a).all():
+            raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
+    if w.size == 0:
+        return w.copy(), np.empty(w.shape, np.int32)
+    if np.abs(h - h.T).max() > 1e-3 * np.abs(h).max():
+        raise ValueError("gram must be symmetric, got a matrix that is not")
+
+    left = w.astype(np.float64)
+    dead = np.diag(h) == 0
+    h[dead, dead] = 1
+    left[:, dead] = 0
+    chosen = np.argsort(-np.diag(h), kind="stable") if by_activation else np.arange(columns)
+    left, scales, zeros = (a[:, chosen] for a in (left, scales, zeros))
+    upper = _upper_of_inverse(h[np.ix_(chosen, chosen)], damp)
+
+    codes = np.empty((rows, columns), np.int32)
+    values = np.empty((rows, columns))
+    for start in range(0, columns, width):
+        stop = min(columns, start + width)
+        errors = np.empty((rows, stop - start))
+        for j in range(start, stop):
+            q = np.clip(np.rint(left[:, j] / scales[:, j]) + zeros[:, j], lo, hi)
+            codes[:, j], values[:, j] = q, (q - zeros[:, j]) * scales[:, j]
+            error = (left[:, j] - values[:, j]) / upper[j, j]
+            left[:, j + 1 : stop] -= np.outer(error, upper[j, j + 1 : stop])
+            errors[:, j - start] = error
+        left[:, stop:] -= errors @ upper[start:stop, stop:]
+    back = np.argsort(chosen)
+    return values[:, back].astype(w.dtype), codes[:, back]
+
+
+def _upper_of_inverse(h: Array, damping: float) -> Array:
+    """U with inverse(h, damped) = U.T @ U, upper triangular."""
+    h[np.diag_indices(len(h))] += damping * np.mean(np.diag(h))
+    try:
+        np.linalg.cholesky(h)  # of an indefinite matrix the inverse may pass for a definite one
+        return np.linalg.cholesky(np.linalg.inv(h)).T
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            f"gram must be positive definite after damping; it is not with damping {damping}"
+        ) from None
+
+
+def _of_columns(
+    w: Array, scale: Any, zero_point: Any, lo: int, hi: int, axis: Any, group_size: Any
+) -> tuple[Array, Array]:
+    """The scale and the zero point of every element, as views where they repeat."""
+    if group_size is not None:
+        g = checks.group_size_of(group_size, w, 2, "weight")
+        if axis not in (None, 0):
+            raise ValueError(f"axis must be None or 0 where group_size is given, got {show(axis)}")
+        shapes = group_shapes(w, g)
+        pair = _qparams(w, scale, zero_point, shapes, lo, hi)
+        return tuple(np.repeat(p.reshape(shapes[0]), g, axis=1) for p in pair)  # type: ignore[return-value]
+    if axis is None:
+        s, z = (
+            checks.scale_float32(scale),
+            checks.zero_point_inside(zero_point, lo, hi),
+        )
+        return np.full(w.shape, np.float64(np.float32(s))), np.full(w.shape, np.float64(z))
+    a = checks.axis_of(axis, w)
+    granularity = layout.per_channel(w.shape, a)
+    pair = _qparams(w, scale, zero_point, ((granularity.channels,),), lo, hi)
+    shape = (-1, 1) if a == 0 else (1, -1)
+    return tuple(np.broadcast_to(p.reshape(shape), w.shape) for p in pair)  # type: ignore[return-value]
+
+
+def _qparams(
+    w: Array, scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], lo: int, hi: int
+) -> tuple[Array, Array]:
+    s = checks.scales_float32(scale, "scale", shapes, w)
+    z = checks.parameters(zero_point, "zero_point", shapes, w)
+    checks.in_range(z, "zero_point", lo, hi)
+    return s.astype(np.float64), checks.int32s(z, "zero_point").astype(np.float64)
+
+
+def _array(value: Any, name: str) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    found: Array = checks.array(value, name)
+    return found

@@ -1,0 +1,185 @@
+"""How far apart two arrays are: what quantization has cost.
+
+Sums are taken in float64, in an order that depends on the shape alone, without a temporary of the
+size of the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npquant import checks, cpu, dtypes
+from npquant.dtypes import INTEGERS
+from npquant.errors import show
+
+Array = np.ndarray[Any, Any]
+
+
+def sqnr(reference: Array, actual: Array) -> float:
+    """Signal-to-quantization-noise ratio in decibels.
+
+    ``10 * log10(sum(reference**2) / sum((reference - actual)**2))``.
+
+    Parameters
+    ----------
+    reference, actual : ndarray
+        What should be and what is, of one shape; float16, bfloat16, float32 or float64 each.
+
+    Returns
+    -------
+    float
+        Decibels: infinite where both are equal, NaN where both are 0 or one has a NaN.
+
+    Raises
+    ------
+    TypeError
+        If one is no array of floats.
+    ValueError
+        If shapes differ, or there are no elements.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.metrics import sqnr
+    >>> sqnr(np.array([10.0, 0.0]), np.array([9.0, 0.0]))
+    20.0
+    """
+    a, b = _two(reference, actual)
+    signal, noise = cpu.product((a, a)), cpu.squared_difference((a, b))
+    if signal != signal or noise != noise or signal == noise == 0:
+        return math.nan
+    return 10 * (_log10(signal) - _log10(noise))
+
+
+def mse(reference: Array, actual: Array) -> float:
+    """Mean squared difference.
+
+    Parameters
+    ----------
+    reference, actual : ndarray
+        What should be and what is, of one shape; float16, bfloat16, float32 or float64 each.
+
+    Returns
+    -------
+    float
+        The mean of ``(reference - actual)**2``.
+
+    Raises
+    ------
+    TypeError
+        If one is no array of floats.
+    ValueError
+        If shapes differ, or there are no elements.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.metrics import mse
+    >>> mse(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+    2.0
+    """
+    a, b = _two(reference, actual)
+    return cpu.squared_difference((a, b)) / a.size
+
+
+def cosine(reference: Array, actual: Array) -> float:
+    """Cosine of the angle between two arrays, each taken as one vector.
+
+    Parameters
+    ----------
+    reference, actual : ndarray
+        What should be and what is, of one shape; float16, bfloat16, float32 or float64 each.
+
+    Returns
+    -------
+    float
+        Between -1 and 1; NaN where one is 0 throughout or has a NaN.
+
+    Raises
+    ------
+    TypeError
+        If one is no array of floats.
+    ValueError
+        If shapes differ, or there are no elements.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.metrics import cosine
+    >>> cosine(np.array([3.0, 4.0]), np.array([4.0, 3.0]))
+    0.96
+    """
+    a, b = _two(reference, actual)
+    lengths = math.sqrt(cpu.product((a, a))) * math.sqrt(cpu.product((b, b)))
+    if lengths == 0:
+        return math.nan
+    ratio = cpu.product((a, b)) / lengths
+    return max(-1.0, min(1.0, ratio)) if ratio == ratio else ratio
+
+
+def max_code_difference(reference: Array, actual: Array) -> int:
+    """The greatest distance between two codes of one element.
+
+    Parameters
+    ----------
+    reference, actual : ndarray
+        Integer codes of one shape, of any integer dtype but uint64, also int4, uint4, int2, uint2.
+
+    Returns
+    -------
+    int
+        The greatest ``|reference - actual|``, which no narrow dtype wraps around.
+
+    Raises
+    ------
+    TypeError
+        If one is no array of integers.
+    ValueError
+        If shapes differ, or there are no elements.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.metrics import max_code_difference
+    >>> max_code_difference(np.array([-128, 5], np.int8), np.array([127, 4], np.int8))
+    255
+    """
+    allowed = INTEGERS | {d for d in dtypes.BOUNDS if d not in dtypes.FLOAT8}
+    a, b = (
+        checks.native(_array(v, n), n, allowed)
+        for v, n in ((reference, "reference"), (actual, "actual"))
+    )
+    _alike(a, b)
+    if np.int64 in (a.dtype, b.dtype):  # a difference may be wider than int64
+        low, high = (f(a.astype(object) - b.astype(object)) for f in (np.min, np.max))
+        return max(abs(int(low)), abs(int(high)))
+    return int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max())
+
+
+def _log10(v: float) -> float:
+    return math.log10(v) if v > 0 else -math.inf
+
+
+def _two(reference: Any, actual: Any) -> tuple[Array, Array]:
+    a, b = (
+        checks.floats(_array(v, n), n) for v, n in ((reference, "reference"), (actual, "actual"))
+    )
+    _alike(a, b)
+    return a, b
+
+
+def _array(value: Any, name: str) -> Array:
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    array: Array = checks.array(value, name)
+    return array
+
+
+def _alike(a: Array, b: Array) -> None:
+    if a.shape != b.shape:
+        raise ValueError(f"actual must have the shape {a.shape}, got {b.shape}")
+    if a.size == 0:
+        raise ValueError(f"reference must have elements, got shape {a.shape}")

@@ -1,0 +1,679 @@
+"""AdaRound: whether a weight is rounded up or down is learned, by a number V for each.
+
+Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. A weight is
+rounded down and ``h(V)`` is added, a sigmoid stretched beyond [0, 1] and cut off there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant import backend, checks, dtypes, layout
+from npquant.checks import Array
+from npquant.layout import Granularity
+from npquant.meta import ArraySpec
+from npquant.ops.quantize import group_shapes
+
+
+def adaround_init(
+    input: Array,
+    scale: Any,
+    *,
+    axis: int | None = None,
+    group_size: int | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Choose the V with which AdaRound's soft weights are the weights themselves.
+
+    ``V = -log(1.2 / (r + 0.1) - 1)`` with the fraction that rounding down drops,
+    ``r = input / scale - floor(input / scale)``. So ``h(V)`` is r, and V lies within +-2.4.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Weights of any shape; float16, bfloat16, float32 or float64.
+    scale : float or array
+        Distance between the values of neighbouring codes, positive and finite in float32, or in
+        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
+        shape (..., groups of a row) with `group_size`.
+    axis : int, optional
+        Axis whose every index has its own scale. By default there is one scale for all.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale; it divides that axis. Not
+        beside `axis`.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        V, of the shape of `input`: float64 for float64 input, else float32.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, there is not one for each channel, `axis` is no axis
+        of `input`, `group_size` does not divide the last axis or is given beside `axis`, or `out`
+        does not fit.
+
+    See Also
+    --------
+    adaround_soft : Quantize softly, with what V adds.
+    adaround_hard : Quantize with what V has decided.
+
+    Notes
+    -----
+    PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
+    ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
+
+    The quotient is a true one, in float32, or in float64 for float64 input; the logarithm is within
+    3 ulp. A NaN or an infinity gives NaN.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([-1.5, 0.0, 0.25, 0.75], np.float32)
+    >>> V = nq.adaround_init(x, 1.0)
+    >>> V.round(3)
+    array([-0.   , -2.398, -0.887,  0.887], dtype=float32)
+    >>> nq.adaround_soft(x, V, 1.0, 0, -8, 7).round(3)
+    array([-1.5 ,  0.  ,  0.25,  0.75], dtype=float32)
+    """
+    x = checks.floats(input)
+    granularity, shapes = _granularity(x, axis, group_size)
+    s = _scale(x, scale, shapes)
+    y = checks.output(out, x, dtypes.compute(x.dtype), scale=scale)
+    name = dtypes.compute(x.dtype).name
+    # There are no zero points; the scales fill their place.
+    backend.of(x).adaround_init(granularity, x, s, s, (0, 0, 0), (name, name, name), y)
+    return y
+
+
+def adaround_soft(
+    input: Array,
+    V: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    *,
+    axis: int | None = None,
+    group_size: int | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Quantize softly: round down, add h(V), clamp, and go back.
+
+    A weight is left between two neighbours of the grid while V is learned::
+
+        h = clamp(sigmoid(V) * 1.2 - 0.1, 0, 1)
+        q = clamp(floor(input / scale) + zero_point + h, quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Each step is rounded, in float32, or in float64 for float64 input; results for float16 and
+    bfloat16 are rounded once more, to them. A NaN stays NaN.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Weights of any shape; float16, bfloat16, float32 or float64.
+    V : ndarray or ArraySpec
+        What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
+    scale : float or array
+        Distance between the values of neighbouring codes, positive and finite in float32, or in
+        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
+        shape (..., groups of a row) with `group_size`.
+    zero_point : int or array
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
+        channel, as the scale. Fractional ones, in an array, are truncated.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
+    axis : int, optional
+        Axis whose every index has its own scale. By default there is one scale for all.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale; it divides that axis. Not
+        beside `axis`.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not between the bounds, there is not
+        one for each channel, the bounds are in the wrong order or too wide, shapes differ, `axis`
+        is no axis of `input`, `group_size` does not divide the last axis or is given beside `axis`,
+        or `out` does not fit.
+
+    See Also
+    --------
+    adaround_soft_backward : Compute the gradient of V.
+    adaround_hard : Quantize with what V has decided.
+    adaround_init : Choose the V with which soft weights are the weights themselves.
+
+    Notes
+    -----
+    PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
+    ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
+
+    The sigmoid is within 3 ulp; all else has PyTorch's bits.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([0.3, 0.3, 0.3, 9.0], np.float32)
+    >>> V = np.array([-9, 0, 9, 0], np.float32)
+    >>> nq.adaround_soft(x, V, 1.0, 0, -8, 7)
+    array([0. , 0.5, 1. , 7. ], dtype=float32)
+    """
+    return _rounded(
+        "adaround_soft", input, V, scale, zero_point, quant_min, quant_max, axis, group_size, out
+    )
+
+
+def adaround_soft_backward(
+    grad: Array,
+    input: Array,
+    V: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    *,
+    axis: int | None = None,
+    group_size: int | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Compute V's gradient of `adaround_soft`.
+
+    It is ``grad * scale * 1.2 * (1 - sigmoid(V)) * sigmoid(V)``, and 0 where the code was clamped
+    or h was cut off. The input has no gradient: it is rounded down, which is flat.
+
+    Parameters
+    ----------
+    grad : ndarray or ArraySpec
+        Gradient of the output, of the shape and the dtype of `input`.
+    input : ndarray or ArraySpec
+        Weights of any shape; float16, bfloat16, float32 or float64.
+    V : ndarray or ArraySpec
+        What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
+    scale : float or array
+        Distance between the values of neighbouring codes, positive and finite in float32, or in
+        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
+        shape (..., groups of a row) with `group_size`.
+    zero_point : int or array
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
+        channel, as the scale. Fractional ones, in an array, are truncated.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
+    axis : int, optional
+        Axis whose every index has its own scale. By default there is one scale for all.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale; it divides that axis. Not
+        beside `axis`.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Gradient of V, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not between the bounds, there is not
+        one for each channel, the bounds are in the wrong order or too wide, shapes differ, `axis`
+        is no axis of `input`, `group_size` does not divide the last axis or is given beside `axis`,
+        or `out` does not fit.
+
+    See Also
+    --------
+    adaround_soft : Quantize softly, with what V adds.
+    adaround_regularizer_backward : Compute the gradient of `adaround_regularizer`.
+
+    Notes
+    -----
+    PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
+    ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
+
+    Products are taken in the order in which they stand above, in float32, or in float64 for float64
+    input. Where the gradient is cut off it is 0.0, whatever `grad` is.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x, g = np.array([0.3, 0.3, 0.3, 9.0], np.float32), np.ones(4, np.float32)
+    >>> V = np.array([-9, 0, 1, 0], np.float32)
+    >>> nq.adaround_soft_backward(g, x, V, 1.0, 0, -8, 7).round(3)
+    array([0.   , 0.3  , 0.236, 0.   ], dtype=float32)
+    """
+    x = checks.floats(input)
+    g, v = checks.same(grad, "grad", x), _decider(V, x)
+    granularity, shapes = _granularity(x, axis, group_size)
+    s = _scale(x, scale, shapes)
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    z = _zero_point(x, zero_point, shapes, lo, hi)
+    name = checks.rounded_bounds(lo, hi, x.dtype)
+    y = checks.output(out, x, v.dtype, grad=g, V=v, scale=scale, zero_point=zero_point)
+    backend.of(x).adaround_soft_backward(
+        granularity, (g, x, v), s, z, (lo, hi, 0), (name, name, name), y
+    )
+    return y
+
+
+def adaround_hard(
+    input: Array,
+    V: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    *,
+    axis: int | None = None,
+    group_size: int | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Quantize with what V has decided, and go back: on the grid of the codes.
+
+    A weight is rounded up where V is at least 0, and else down::
+
+        q = clamp(floor(input / scale) + zero_point + (V >= 0), quant_min, quant_max)
+        output = (q - zero_point) * scale
+
+    Each step is rounded, in float32, or in float64 for float64 input; results for float16 and
+    bfloat16 are rounded once more, to them. A NaN stays NaN; a V that is NaN rounds down.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Weights of any shape; float16, bfloat16, float32 or float64.
+    V : ndarray or ArraySpec
+        What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
+    scale : float or array
+        Distance between the values of neighbouring codes, positive and finite in float32, or in
+        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
+        shape (..., groups of a row) with `group_size`.
+    zero_point : int or array
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
+        channel, as the scale. Fractional ones, in an array, are truncated.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
+    axis : int, optional
+        Axis whose every index has its own scale. By default there is one scale for all.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale; it divides that axis. Not
+        beside `axis`.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Values of the shape and the dtype of `input`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not between the bounds, there is not
+        one for each channel, the bounds are in the wrong order or too wide, shapes differ, `axis`
+        is no axis of `input`, `group_size` does not divide the last axis or is given beside `axis`,
+        or `out` does not fit.
+
+    See Also
+    --------
+    adaround_codes : Give the codes of these values.
+    adaround_soft : Quantize softly, with what V adds.
+
+    Notes
+    -----
+    PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
+    ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
+
+    Results have PyTorch's bits. There the final weights of a layer are soft (departure D14; see
+    docs/departures.md); with the V of `adaround_init` they are those of rounding to nearest, ties
+    up.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([0.3, 0.3, -0.3, 9.0], np.float32)
+    >>> V = np.array([-1, 1, 0, -1], np.float32)
+    >>> nq.adaround_hard(x, V, 0.5, 0, -8, 7)
+    array([0. , 0.5, 0. , 3.5], dtype=float32)
+    """
+    return _rounded(
+        "adaround_hard", input, V, scale, zero_point, quant_min, quant_max, axis, group_size, out
+    )
+
+
+def adaround_codes(
+    input: Array,
+    V: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    dtype: Any,
+    *,
+    axis: int | None = None,
+    group_size: int | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Quantize with what V has decided, to integer codes.
+
+    ``clamp(floor(input / scale) + zero_point + (V >= 0), quant_min, quant_max)``, the q of
+    `adaround_hard`. A NaN becomes 0, or the bound next to it.
+
+    Parameters
+    ----------
+    input : ndarray or ArraySpec
+        Weights of any shape; float16, bfloat16, float32 or float64.
+    V : ndarray or ArraySpec
+        What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
+    scale : float or array
+        Distance between the values of neighbouring codes, positive and finite in float32, or in
+        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
+        shape (..., groups of a row) with `group_size`.
+    zero_point : int or array
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
+        channel, as the scale. Fractional ones, in an array, are truncated.
+    quant_min, quant_max : int or array of one element
+        Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
+    dtype : dtype
+        Dtype of the codes: int8, uint8, int16, uint16, int32, int4, uint4, int2 or uint2.
+    axis : int, optional
+        Axis whose every index has its own scale. By default there is one scale for all.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale; it divides that axis. Not
+        beside `axis`.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either the very array that is
+        read or one that does not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Codes of the shape of `input` and of `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If a scale is not positive and finite, a zero point is not between the bounds, there is not
+        one for each channel, the bounds are in the wrong order, too wide or beyond those of
+        `dtype`, shapes differ, `axis` is no axis of `input`, `group_size` does not divide the last
+        axis or is given beside `axis`, or `out` does not fit.
+
+    See Also
+    --------
+    adaround_hard : Give the values of these codes.
+    dequantize_per_channel : Dequantize with one scale and zero point a channel.
+
+    Notes
+    -----
+    PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
+    ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> x = np.array([[0.3, 0.3], [-0.3, 9.0]], np.float32)
+    >>> V = np.array([[-1, 1], [0, -1]], np.float32)
+    >>> nq.adaround_codes(x, V, [0.5, 0.1], [0, 0], -8, 7, np.int8, axis=0)
+    array([[ 0,  1],
+           [-2,  7]], dtype=int8)
+    """
+    x, target = checks.floats(input), checks.integer_target(dtype)
+    bounds = checks.bounds_of(quant_min, quant_max, target, type(x))
+    return _called("adaround_codes", x, _decider(V, x), scale, zero_point, bounds, axis, group_size,
+                   out, target)  # fmt: skip
+
+
+def adaround_regularizer(V: Array, beta: float) -> Array:
+    """Sum what is undecided: 1 - |2h(V) - 1|**beta.
+
+    A term is 1 where ``h(V) = clamp(sigmoid(V) * 1.2 - 0.1, 0, 1)`` is 1/2, and 0 where it is 0 or
+    1. A large `beta` leaves all but those next to 0 and 1 alone; a small one drives all of them
+    there.
+
+    Parameters
+    ----------
+    V : ndarray or ArraySpec
+        What decides the rounding, of any shape; float32 or float64.
+    beta : float or array of one element
+        Exponent, at least 1.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        The sum: float64, of shape ().
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `beta` is less than 1 or not finite.
+
+    See Also
+    --------
+    adaround_regularizer_backward : Compute the gradient of `adaround_regularizer`.
+    adaround_soft : Quantize softly, with what V adds.
+
+    Notes
+    -----
+    PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``, which no
+    wheel of PyTorch contains, and of [1]_.
+
+    Terms are computed in the dtype of V, within 2 ulp of 1, and added in float64, in an order that
+    depends on the shape alone.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> float(nq.adaround_regularizer(np.array([0, 9, -9], np.float32), 20.0))
+    1.0
+    """
+    v = alone(V)
+    b = checks.at_least(beta, "beta", 1.0, type(v))
+    total = backend.of(v).adaround_regularizer((v,), b)
+    return ArraySpec((), dtypes.float64) if isinstance(v, ArraySpec) else np.array(total)
+
+
+def adaround_regularizer_backward(
+    V: Array,
+    beta: float,
+    weight: float = 1.0,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Compute V's gradient of `weight` times `adaround_regularizer`.
+
+    With ``d = 2h(V) - 1`` it is
+    ``-weight * beta * |d|**(beta - 1) * sign(d) * 2.4 * (1 - sigmoid(V)) * sigmoid(V)``, and 0
+    where h was cut off.
+
+    Parameters
+    ----------
+    V : ndarray or ArraySpec
+        What decides the rounding, of any shape; float32 or float64.
+    beta : float or array of one element
+        Exponent, at least 1.
+    weight : float or array of one element, default 1.0
+        Finite factor of the sum.
+    out : ndarray or ArraySpec, optional
+        Where to write the result: an array of its shape and dtype, either V itself or one that does
+        not overlap it. By default a new array.
+
+    Returns
+    -------
+    ndarray or ArraySpec
+        Gradient of V, of its shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If `beta` is less than 1, `beta` or `weight` is not finite, or `out` does not fit.
+
+    See Also
+    --------
+    adaround_regularizer : Sum what is undecided.
+    adaround_soft_backward : Compute V's gradient of `adaround_soft`.
+
+    Notes
+    -----
+    PyTorch has no such op; autograd gives it for the formula of
+    ``torch.ao.quantization.experimental``, which no wheel of PyTorch contains, and of [1]_.
+
+    References
+    ----------
+    .. [1] M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML
+       2020, arXiv:2004.10568.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant as nq
+    >>> V = np.array([-9, -1, 0, 1, 9], np.float32)
+    >>> nq.adaround_regularizer_backward(V, 2.0).round(3)
+    array([ 0.   ,  0.523,  0.   , -0.523,  0.   ], dtype=float32)
+    """
+    v = alone(V)
+    b = checks.at_least(beta, "beta", 1.0, type(v))
+    w = checks.finite(weight, "weight", type(v))
+    y = checks.output(out, v, v.dtype, beta=beta, weight=weight)
+    name = v.dtype.name
+    backend.of(v).adaround_regularizer_backward(
+        layout.PER_TENSOR, v, b, w, (0, 0, 0), (name, name, name), y
+    )
+    return y
+
+
+# --- what they share --------------------------------------------------------------------------
+
+_PRECISIONS = (dtypes.float32, dtypes.float64)
+
+#: The shapes that qparams of a channel or a group may have; none where they are numbers.
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def alone(V: Any) -> Array:
+    """V without an input beside it."""
+    return checks.native(checks.array(V, "V"), "V", _PRECISIONS)
+
+
+def _granularity(x: Array, axis: Any, group_size: Any) -> tuple[Granularity, Shapes]:
+    a = None if axis is None else checks.axis_of(axis, x)
+    if group_size is None:
+        if a is None:
+            return layout.PER_TENSOR, ()
+        return layout.per_channel(x.shape, a), ((x.shape[a],),)
+    g = checks.group_size_of(group_size, x)
+    if a is not None:
+        raise ValueError(f"group_size must be None where axis is given, got {g}")
+    return layout.per_channel_group(x.shape, g), group_shapes(x, g)
+
+
+def _scale(x: Array, scale: Any, shapes: Shapes) -> Any:
+    """Scales in the precision of the computation."""
+    double = x.dtype == dtypes.float64
+    if not shapes:
+        return (checks.scale_number if double else checks.scale_float32)(scale, kind=type(x))
+    if not double:
+        return checks.scales_float32(scale, "scale", shapes, x)
+    return checks.cast(checks.scales(scale, "scale", shapes, x), x.dtype)
+
+
+def _zero_point(x: Array, zero_point: Any, shapes: Shapes, lo: int, hi: int) -> Any:
+    if not shapes:
+        return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
+    z = checks.parameters(zero_point, "zero_point", shapes, x)
+    checks.in_range(z, "zero_point", lo, hi)
+    return checks.int32s(z, "zero_point")
+
+
+def _decider(value: Any, x: Array) -> Array:
+    """V: of the shape of the input, and of the precision in which that is computed."""
+    return checks.same(value, "V", x, dtypes.compute(x.dtype))
+
+
+def _rounded(
+    kernel: str, input: Any, v: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
+    axis: Any, group_size: Any, out: Any,
+) -> Array:  # fmt: skip
+    x = checks.floats(input)
+    bounds = checks.bounds(quant_min, quant_max, type(x))
+    return _called(kernel, x, _decider(v, x), scale, zero_point, bounds, axis, group_size, out,
+                   x.dtype)  # fmt: skip
+
+
+def _called(
+    kernel: str, x: Array, v: Array, scale: Any, zero_point: Any, bounds: tuple[int, int],
+    axis: Any, group_size: Any, out: Any, dtype: dtypes.DType,
+) -> Array:  # fmt: skip
+    lo, hi = bounds
+    granularity, shapes = _granularity(x, axis, group_size)
+    s = _scale(x, scale, shapes)
+    z = _zero_point(x, zero_point, shapes, lo, hi)
+    name = checks.rounded_bounds(lo, hi, x.dtype)
+    y = checks.output(out, x, dtype, V=v, scale=scale, zero_point=zero_point)
+    nan = min(max(0, lo), hi)  # what a NaN becomes among codes
+    getattr(backend.of(x), kernel)(granularity, (x, v), s, z, (lo, hi, nan), (name, name, name), y)
+    return y

@@ -1,0 +1,356 @@
+"""Optimizers: a step of every parameter from its gradient, in one pass over its arrays.
+
+The update rules are those of PyTorch 2.13 on a CPU (``torch.optim``, ``foreach=False``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npquant import checks, cpu
+from npquant.dtypes import float32, float64
+from npquant.errors import show
+
+Array = np.ndarray[Any, Any]
+
+_PRECISIONS = (float32, float64)
+
+
+class _Optimizer:
+    """What optimizers share: the parameters, and checks before anything is written."""
+
+    #: The options in the order of the constructor, and the names of the arrays of the state.
+    _options: tuple[str, ...]
+    _arrays: tuple[str, ...]
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        try:
+            self.parameters = list(parameters)
+        except TypeError:
+            raise TypeError(
+                f"parameters must be a sequence of parameters, got {show(parameters)}"
+            ) from None
+        if not self.parameters:
+            raise ValueError("parameters must not be empty")
+        values = [self._value(i) for i in range(len(self.parameters))]
+        for i, v in enumerate(values):
+            if any(np.may_share_memory(v, other) for other in values[:i]):
+                raise ValueError(f"parameters must lie apart, parameters[{i}] overlaps another")
+        self._state: list[dict[str, Any]] = [{} for _ in values]
+
+    def step(self, gradients: Sequence[Any]) -> None:
+        """Update every parameter in place.
+
+        Parameters
+        ----------
+        gradients : sequence of ndarray or None
+            The gradient of each parameter, in their order, of its shape and dtype. A parameter
+            whose gradient is None stays as it is, and so does its state.
+
+        Raises
+        ------
+        TypeError
+            If a gradient, or a parameter by now, is no array of float32 or float64, or their dtypes
+            differ.
+        ValueError
+            If there is not one gradient for each parameter, or their shapes differ, or a parameter
+            has another shape or dtype than at its last step. Nothing has been updated then.
+        """
+        try:
+            given = list(gradients)
+        except TypeError:
+            raise TypeError(f"gradients must be a sequence, got {show(gradients)}") from None
+        if len(given) != len(self.parameters):
+            raise ValueError(
+                f"gradients must be {len(self.parameters)}, one for each parameter, "
+                f"got {len(given)}"
+            )
+        pairs: list[tuple[int, Array, Array]] = []
+        for i, gradient in enumerate(given):
+            if gradient is not None:
+                value = self._value(i)
+                if any((a.shape, a.dtype) != (value.shape, value.dtype) for a in self._buffers(i)):
+                    raise ValueError(
+                        f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
+                    )
+                pairs.append((i, value, checks.same(gradient, f"gradients[{i}]", value)))
+        for i, value, gradient in pairs:
+            self._update(self._state[i], value, gradient)
+
+    def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
+        raise NotImplementedError
+
+    def _value(self, i: int) -> Array:
+        """The array of a parameter, fit to be updated."""
+        name = f"parameters[{i}]"
+        given = self.parameters[i]
+        value = given if isinstance(given, np.ndarray) else getattr(given, "value", None)
+        if not isinstance(value, np.ndarray):
+            raise TypeError(
+                f"{name} must be a NumPy array or have one as its value, got {show(given)}"
+            )
+        found: Array = checks.array(value, name)
+        if found.dtype not in _PRECISIONS:
+            raise TypeError(f"{name} must have a dtype among float32, float64, got {found.dtype}")
+        checks.writeable(found, name)
+        return found
+
+    def _buffers(self, i: int) -> list[Array]:
+        return [self._state[i][name] for name in self._arrays if name in self._state[i]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state and the options, as copies.
+
+        Returns
+        -------
+        dict
+            As PyTorch's: ``state`` with an entry for each parameter that was updated, by its
+            place, and ``param_groups``, a list of one dict of the options.
+        """
+        options = {name: getattr(self, name) for name in self._options}
+        group = {**options, "params": list(range(len(self.parameters)))}
+        state = {i: _copied(entry) for i, entry in enumerate(self._state) if entry}
+        return {"state": state, "param_groups": [group]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, all of it or nothing.
+
+        Parameters
+        ----------
+        state_dict : dict
+            Result of `state_dict` of an optimizer with parameters of the same shapes and dtypes.
+
+        Raises
+        ------
+        TypeError
+            If it is no such dict, or an array has another dtype than its parameter.
+        ValueError
+            If it lacks a part, has one that is unknown, or an array has another shape than its
+            parameter.
+        """
+        parts = _part(state_dict, "state_dict", ("state", "param_groups"))
+        groups = parts["param_groups"]
+        if not isinstance(groups, Sequence) or len(groups) != 1:
+            raise ValueError(f"param_groups must be a list of one dict, got {show(groups)}")
+        group = _part(groups[0], "param_groups[0]", (*self._options, "params"))
+        count = len(self.parameters)
+        if list(group["params"]) != list(range(count)):
+            raise ValueError(f"params must be those of {count} parameters, got {group['params']}")
+        options = self._checked(**{name: group[name] for name in self._options})
+        if not isinstance(parts["state"], Mapping):
+            raise TypeError(f"state must be a dict, got {show(parts['state'])}")
+        state: list[dict[str, Any]] = [{} for _ in range(count)]
+        for i, entry in parts["state"].items():
+            if i not in range(count):
+                raise ValueError(f"state must have keys within 0..{count - 1}, got {show(i)}")
+            state[i] = self._entry(i, entry)
+        self._state = state
+        self.__dict__.update(options)
+
+    def _entry(self, i: int, entry: Any) -> dict[str, Any]:
+        """The checked state of a parameter."""
+        name, value = f"state[{i}]", self._value(i)
+        steps = ("step",) if "step" in self._keys() else ()
+        parts = _part(entry, name, self._keys())
+        found: dict[str, Any] = {}
+        for key in steps:
+            found[key] = checks.integer(parts[key], f"{name}[{key!r}]")
+            if found[key] < 1:
+                raise ValueError(f"{name}[{key!r}] must be at least 1, got {found[key]}")
+        for key in self._arrays:
+            found[key] = checks.same(parts[key], f"{name}[{key!r}]", value).copy()
+        return found
+
+    def _keys(self) -> tuple[str, ...]:
+        return self._arrays
+
+    def _checked(self, **options: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class SGD(_Optimizer):
+    """Stochastic gradient descent, with momentum.
+
+    With g the gradient, to which `weight_decay` times the parameter is added::
+
+        buffer    = momentum * buffer + g        (the first time g)
+        parameter = parameter - lr * buffer      (lr * g without momentum)
+
+    Parameters
+    ----------
+    parameters : iterable
+        What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
+    lr : float
+        Learning rate, at least 0.
+    momentum : float, default 0
+        Share of the buffer that stays, at least 0.
+    weight_decay : float, default 0
+        Factor of the parameter in its gradient, at least 0.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If there are no parameters, two overlap, one cannot be written to, or a number is negative
+        or not finite.
+
+    Notes
+    -----
+    Corresponds to ``torch.optim.SGD`` of PyTorch 2.13, without dampening and Nesterov's variant:
+    the same bits, in float32 and in float64. Products that something is added to are rounded once
+    with the sum where PyTorch does so (``parameter - lr * g``, and the decay).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.optim import SGD
+    >>> w = np.array([1.0, 2.0], np.float32)
+    >>> SGD([w], lr=0.5).step([np.array([1, -1], np.float32)])
+    >>> w
+    array([0.5, 2.5], dtype=float32)
+    """
+
+    _options = ("lr", "momentum", "weight_decay")
+    _arrays = ("momentum_buffer",)
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        lr: float,
+        momentum: float = 0,
+        weight_decay: float = 0,
+    ) -> None:
+        super().__init__(parameters)
+        self.__dict__.update(self._checked(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    def _checked(self, **options: Any) -> dict[str, Any]:
+        return {name: checks.at_least(value, name, 0.0) for name, value in options.items()}
+
+    def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
+        if self.momentum == 0:
+            kernel = cpu.sgd_decayed if self.weight_decay else cpu.sgd
+            kernel(gradient, (value,), (self.lr, self.weight_decay))
+            return
+        if not state:
+            # -0.0 is what every gradient can be added to without a change, 0.0 included.
+            state["momentum_buffer"] = np.full_like(value, -0.0)
+        update = cpu.sgd_momentum_decayed if self.weight_decay else cpu.sgd_momentum
+        arrays = value, state["momentum_buffer"]
+        update(gradient, arrays, (self.lr, self.weight_decay, self.momentum))
+
+
+class Adam(_Optimizer):
+    """Adam: steps of the mean gradient over the root of the mean square.
+
+    With g the gradient, at the t-th step of the parameter::
+
+        exp_avg    = exp_avg + (1 - beta1) * (g - exp_avg)
+        exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * g**2
+        denom      = sqrt(exp_avg_sq) / sqrt(1 - beta2**t) + eps
+        parameter  = parameter - lr / (1 - beta1**t) * exp_avg / denom
+
+    Parameters
+    ----------
+    parameters : iterable
+        What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
+    lr : float, default 1e-3
+        Learning rate, at least 0.
+    betas : tuple of two floats, default (0.9, 0.999)
+        Shares of the means that stay, at least 0 and less than 1.
+    eps : float, default 1e-8
+        What is added to the root, at least 0.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If there are no parameters, two overlap, one cannot be written to, or a number is out of its
+        range.
+
+    Notes
+    -----
+    Corresponds to ``torch.optim.Adam`` of PyTorch 2.13, without weight decay and AMSGrad. The two
+    means have PyTorch's bits. Its square root, of a library, is not always the nearest number; this
+    one is, so a parameter has PyTorch's bits where the root is that, and else differs by its ulp.
+
+    References
+    ----------
+    .. [1] D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015,
+       arXiv:1412.6980.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.optim import Adam
+    >>> w = np.array([1.0, 2.0], np.float32)
+    >>> Adam([w], lr=0.5).step([np.array([0.1, -10], np.float32)])
+    >>> w
+    array([0.5, 2.5], dtype=float32)
+    """
+
+    _options = ("lr", "betas", "eps")
+    _arrays = ("exp_avg", "exp_avg_sq")
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(parameters)
+        self.__dict__.update(self._checked(lr=lr, betas=betas, eps=eps))
+
+    def _checked(self, **options: Any) -> dict[str, Any]:
+        return {
+            "lr": checks.at_least(options["lr"], "lr", 0.0),
+            "betas": _betas(options["betas"]),
+            "eps": checks.at_least(options["eps"], "eps", 0.0),
+        }
+
+    def _keys(self) -> tuple[str, ...]:
+        return ("step", *self._arrays)
+
+    def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
+        if not state:
+            state.update(step=0, exp_avg=np.zeros_like(value), exp_avg_sq=np.zeros_like(value))
+        state["step"] += 1
+        beta1, beta2 = self.betas
+        step = -(self.lr / (1 - beta1 ** state["step"]))
+        root = (1 - beta2 ** state["step"]) ** 0.5
+        arrays = value, state["exp_avg"], state["exp_avg_sq"]
+        cpu.adam(gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps))
+
+
+def _betas(betas: Any) -> tuple[float, float]:
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+        raise TypeError(f"betas must be two numbers, got {show(betas)}")
+    first, second = (checks.at_least(b, f"betas[{i}]", 0.0) for i, b in enumerate(betas))
+    for i, b in enumerate((first, second)):
+        if b >= 1:
+            raise ValueError(f"betas[{i}] must be less than 1, got {b}")
+    return first, second
+
+
+def _part(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    """A dict with these keys and no others."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, got {show(value)}")
+    if set(value) != set(keys):
+        raise ValueError(f"{name} must have the keys {', '.join(keys)}, got {list(value)}")
+    return value
+
+
+def _copied(entry: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in entry.items()}

@@ -1,0 +1,499 @@
+"""AdaRound's ops: bits where the contract has bits, a derived bound where there is an exponential.
+
+Layouts, `out`, errors, shapes and memory are tested with the other ops, from tests/calls.py.
+"""
+
+import functools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import njit
+
+import cases
+import npquant as nq
+import oracle
+from cases import FLOATS, assert_same
+from npquant import formulas
+from npquant.adaround import AdaroundLoss
+
+F32, F64 = np.float32, np.float64
+LONG = np.longdouble
+BITS4 = (-8, 7)
+#: name -> shape of the qparams and the arguments that say so, for weights of shape (6, 8).
+GRANULARITIES = {
+    "per tensor": ((), {}),
+    "axis 0": ((6,), {"axis": 0}),
+    "axis 1": ((8,), {"axis": -1}),
+    "groups": ((6, 2), {"group_size": 4}),
+}
+#: Every granularity in float32, every dtype along an axis; the other pairs run under `full`, as
+#: every dtype compiles kernels of its own.
+by_granularity_and_dtype = pytest.mark.parametrize(
+    ("granularity", "dtype"),
+    [
+        pytest.param(granularity, dtype, id=f"{granularity}-{dtype}",
+                     marks=() if dtype == F32 or granularity == "axis 1" else pytest.mark.full)
+        for granularity in GRANULARITIES
+        for dtype in FLOATS
+    ],
+)  # fmt: skip
+by_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
+by_precision = pytest.mark.parametrize("precision", [F32, F64])
+
+#: Where |2.4 sigmoid(V) - 1.2| is 1: a few ulp decide whether h is cut off.
+EDGE = math.log(11)
+
+
+def weights(dtype, granularity="per tensor", seed=0):
+    """Return x, V, scale, zero_point and the arguments that say what they belong to."""
+    rng = np.random.default_rng(seed)
+    shape, where = GRANULARITIES[granularity]
+    scale = rng.uniform(0.3, 0.5, shape).astype(oracle.compute_dtype(dtype))
+    zero_point = rng.integers(-3, 4, shape).astype(np.int32)
+    x = rng.normal(0, 2, (6, 8)).astype(dtype)
+    v = rng.normal(0, 2, (6, 8)).astype(oracle.compute_dtype(dtype))
+    qparams = (scale, zero_point) if shape else (float(scale), int(zero_point))
+    return x, v, *qparams, where
+
+
+# --- exponential and logarithm ------------------------------------------------------------------
+
+
+@functools.cache
+def compiled(formula):
+    @njit(error_model="numpy")
+    def run(x, y):
+        for i in range(x.size):
+            y[i] = formula(x[i])
+
+    def call(x):
+        y = np.empty_like(x)
+        run(x, y)
+        return y
+
+    return call
+
+
+@njit(error_model="numpy")
+def powers(x, exponent, y):
+    for i in range(x.size):
+        y[i] = formulas.power(x[i], exponent)
+
+
+def ulps(actual, exact):
+    """The greatest distance from `exact`, in units of the last place of the rounded result."""
+    with np.errstate(over="ignore"):
+        near = exact.astype(actual.dtype)
+    finite = np.isfinite(near)
+    np.testing.assert_array_equal(actual[~finite], near[~finite])
+    unit = np.spacing(np.abs(near[finite])).astype(LONG)
+    return float((np.abs(actual[finite].astype(LONG) - exact[finite]) / unit).max())
+
+
+def samples(dtype, low, high, n=200_000):
+    rng = np.random.default_rng(0)
+    near_zero = rng.normal(0, 1, n)
+    tiny = np.ldexp(1.0, rng.integers(-40, 0, n)) * rng.choice([-1, 1], n)
+    return np.concatenate([rng.uniform(low, high, n), near_zero, tiny]).astype(dtype)
+
+
+# Each bound is that of the docstring. Of exp: the reduced argument is exact to 2**-25 (relative to
+# 1 in float32), the series is cut below a tenth of an ulp, each fma of it adds half an ulp of what
+# it is added to, of which only the last is not scaled down by r <= 0.35: 1/2 + 0.35/2 + ... < 0.8;
+# a result just above a power of two counts twice what one below does, and 1 is not exceeded. Of
+# the sigmoid: 1 ulp of the exponential, 1/2 each of the sum and of the quotient, and an ulp may
+# be half as large, relatively, in the result. Of the logarithms: 1/2 of each of their five steps.
+@by_precision
+@pytest.mark.parametrize(
+    ("name", "exact", "bound"),
+    [
+        ("exp", np.exp, 1),
+        ("exp2", np.exp2, 1),
+        ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), 3),
+        ("log", np.log, 3),
+        ("log2", np.log2, 4),
+    ],
+)
+def test_accuracy(name, exact, bound, precision):
+    ends = (-110, 90) if precision == F32 else (-750, 712)
+    x = samples(precision, *ends)
+    if name.startswith("log"):
+        x = np.concatenate([np.abs(x), 1 + samples(precision, -1, 1) / 1000])
+        x = x[x >= np.finfo(precision).tiny]
+    with np.errstate(over="ignore", under="ignore"):
+        assert ulps(compiled(getattr(formulas, name))(x), exact(x.astype(LONG))) <= bound
+
+
+@by_precision
+def test_ends(precision):
+    x = np.array([np.inf, -np.inf, np.nan, 0, -0.0, 1e4, -1e4], precision)
+    one, zero, half, nan = 1.0, 0.0, 0.5, np.nan
+    expected = {
+        "exp": [np.inf, zero, nan, one, one, np.inf, zero],
+        "exp2": [np.inf, zero, nan, one, one, np.inf, zero],
+        "sigmoid": [one, zero, nan, half, half, one, zero],
+    }
+    for name, values in expected.items():
+        assert_same(compiled(getattr(formulas, name))(x), np.array(values, precision), name)
+    ones = np.array([1, np.nan], precision)
+    assert_same(compiled(formulas.log)(ones), np.array([0, np.nan], precision))
+
+
+def test_small_sigmoids_are_no_zeros():
+    """1 / (1 + exp(100)) overflows in float32; the sigmoid is a subnormal there."""
+    x = np.array([-100, -89, -103], F32)
+    exact = np.exp(x.astype(LONG))
+    assert ulps(compiled(formulas.sigmoid)(x), exact) <= 3
+    assert (compiled(formulas.sigmoid)(x) > 0).all()
+
+
+@by_precision
+@pytest.mark.parametrize("name", ["exp", "exp2", "sigmoid", "log", "log2"])
+def test_plain_python_gives_the_same_bits(name, precision):
+    x = samples(precision, -110, 90, 100)
+    x = np.abs(x) + np.finfo(precision).tiny if name.startswith("log") else x
+    formula = getattr(formulas, name)
+    with np.errstate(all="ignore"):
+        plain = np.array([formula(v) for v in x], precision)
+    assert_same(compiled(formula)(x), plain)
+
+
+@by_precision
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0, 19.3, 1e4])
+def test_power(exponent, precision):
+    """Within 2 ulp of 1: |y| 2**-y of the logarithm's error is at most 4 * 0.54, and 1 ulp."""
+    u = np.random.default_rng(0).uniform(0, 1, 10_000).astype(precision)
+    u[:3] = 0, 1, np.nan
+    e, y = precision(exponent), np.empty_like(u)
+    powers(u, e, y)
+    np.testing.assert_array_equal(y[:3], [0, 1, np.nan])
+    exact = u[3:].astype(LONG) ** LONG(e)
+    assert np.abs(y[3:] - exact).max() <= 4 * np.finfo(precision).eps
+
+
+# --- the ops ------------------------------------------------------------------------------------
+
+
+def given(dtype, granularity="per tensor", seed=0):
+    x, v, scale, zero_point, where = weights(dtype, granularity, seed)
+    return (x, v, scale, zero_point, *BITS4), where
+
+
+@by_granularity_and_dtype
+def test_hard_and_codes(dtype, granularity):
+    args, where = given(dtype, granularity)
+    hard = nq.adaround_hard(*args, **where)
+    codes = nq.adaround_codes(*args, np.int8, **where)
+    assert_same(hard, oracle.adaround_hard(*args, **where))
+    assert_same(codes, oracle.adaround_codes(*args, np.int8, **where))
+    assert 0 < (args[1] >= 0).mean() < 1
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_quotients_are_true_ones(dtype):
+    """Next to the codes, where a product with the reciprocal falls on the other side."""
+    scale = np.random.default_rng(0).uniform(0.3, 0.5, (300, 1)).astype(dtype)
+    x = np.arange(-8, 8).astype(dtype) * scale
+    x = np.concatenate([x, np.nextafter(x, dtype(np.inf)), np.nextafter(x, dtype(-np.inf))], axis=1)
+    assert (np.floor(x / scale) != np.floor(x * (1 / scale))).any()
+    args = x, np.full_like(x, -1), scale[:, 0], np.zeros(300, np.int32), *BITS4
+    assert_same(
+        nq.adaround_codes(*args, np.int8, axis=0), oracle.adaround_codes(*args, np.int8, axis=0)
+    )
+
+
+@by_granularity
+def test_hard_is_on_the_grid(granularity):
+    """The values are those that the codes stand for."""
+    dtype = F32
+    (x, v, scale, zero_point, *bounds), where = given(dtype, granularity)
+    hard = nq.adaround_hard(x, v, scale, zero_point, *bounds, **where)
+    codes = nq.adaround_codes(x, v, scale, zero_point, *bounds, np.int8, **where)
+    s, z = (oracle._spread(p, x, where.get("axis"), where.get("group_size"), F64)
+            for p in (scale, zero_point))  # fmt: skip
+    assert_same(hard, ((codes - z) * s).astype(dtype))
+    assert codes.min() >= -8
+    assert codes.max() <= 7
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(t, id=t.name,
+                     marks=() if t.name in ("int8", "uint8", "int4") else pytest.mark.full)
+        for t in cases.BOUNDS
+        if t not in cases.FLOAT8
+    ],
+)  # fmt: skip
+def test_targets(target):
+    lo, hi = (max(-128, cases.BOUNDS[target][0]), min(127, cases.BOUNDS[target][1]))
+    x = np.array([[-1000, -1.5, -0.2, 0.7, 1.0, 1000, np.nan, np.inf]], F32)
+    v = np.array([[0, -1, 1, -0.0, 0, -1, 1, 1]], F32)
+    args = x, v, 0.5, 0, lo, hi, target
+    assert_same(nq.adaround_codes(*args), oracle.adaround_codes(*args))
+
+
+@by_granularity_and_dtype
+def test_soft(dtype, granularity):
+    args, where = given(dtype, granularity)
+    actual = nq.adaround_soft(*args, **where).astype(F64)
+    exact = oracle.adaround_soft(*args, **where).astype(F64)
+    scale = args[2]
+    # h: 3 ulp of the sigmoid, of which an ulp is at most eps / 2, times 1.2, and a rounding here
+    # and there, at most 3 eps; the sum with the floor (below 16) and the differences after it are
+    # rounded to 8 eps each, here and there; then the product, and that of a two-byte result.
+    eps = np.finfo(oracle.compute_dtype(dtype)).eps
+    bound = np.max(scale) * (3 + 4 * 8) * eps + 2 * np.abs(exact) * eps
+    if dtype in oracle.TWO_BYTE:
+        bound = bound + np.abs(exact) * float(ml_dtypes.finfo(dtype).eps)
+    assert (np.abs(actual - exact) <= bound).all()
+    assert nq.adaround_soft(*args, **where).dtype == dtype
+
+
+@by_granularity_and_dtype
+def test_soft_backward(dtype, granularity):
+    args, where = given(dtype, granularity)
+    grad = np.random.default_rng(3).normal(size=args[0].shape).astype(dtype)
+    actual = nq.adaround_soft_backward(grad, *args, **where)
+    exact = oracle.adaround_soft_backward(grad, *args, **where)
+    assert (np.abs(np.abs(args[1]) - EDGE) > 1e-3).all(), "choose another seed"
+    assert actual.dtype == exact.dtype == oracle.compute_dtype(dtype)
+    np.testing.assert_array_equal(actual == 0, exact == 0)
+    assert 0 < (actual == 0).mean() < 1
+    # 3 ulp (3 eps) of the sigmoid; 1 - sigmoid has that error and a rounding, relative to itself:
+    # where h is not cut off, sigma / (1 - sigma) is at most 11. Five products round, twice.
+    eps = np.finfo(actual.dtype).eps
+    np.testing.assert_allclose(actual, exact, rtol=(3 + 12 * 3 + 10) * eps, atol=0)
+
+
+@by_granularity_and_dtype
+def test_init(dtype, granularity):
+    x, _, scale, _, where = weights(dtype, granularity)
+    actual = nq.adaround_init(x, scale, **where)
+    exact = oracle.adaround_init(x, scale, **where)
+    assert actual.dtype == oracle.compute_dtype(dtype)
+    # 3 ulp of a logarithm below 2.4 in size, where an ulp is at most 2 eps.
+    assert np.abs(actual.astype(LONG) - exact).max() <= 6 * np.finfo(actual.dtype).eps
+
+
+def test_init_gives_the_weights_back():
+    dtype = F32
+    x, _, scale, zero_point, _ = weights(dtype)
+    x = np.clip(x, -1, 1)
+    v = nq.adaround_init(x, scale)
+    soft = nq.adaround_soft(x, v, scale, zero_point, -128, 127)
+    # h differs from the fraction by at most 8 eps (V's 6 eps times the slope of 0.3, and what
+    # `test_soft` says of h), and codes are below 8.
+    np.testing.assert_allclose(soft, x, rtol=0, atol=scale * 24 * np.finfo(dtype).eps)
+    nearest = np.floor(x / dtype(scale) + dtype(0.5)) * dtype(scale)
+    assert_same(nq.adaround_hard(x, v, scale, zero_point, -128, 127), nearest)
+
+
+def test_ties_go_up():
+    x = np.array([-1.5, -0.5, 0.5, 1.5, -0.0], F32)
+    v = nq.adaround_init(x, 1.0)
+    assert_same(v[:4], np.full(4, -0.0, F32))
+    codes = nq.adaround_codes(x, v, 1.0, 0, *BITS4, np.int8)
+    assert codes.tolist() == [-1, 0, 1, 2, 0]
+
+
+def test_what_is_cut_off():
+    """V far out, codes beyond the bounds, NaN: zero gradient whatever `grad` was."""
+    x = np.array([0.3, 0.3, 99, -99, np.nan, 0.3], F32)
+    v = np.array([20, -20, 0, 0, 0, np.nan], F32)
+    for g in (1, np.inf, np.nan):
+        grad = np.full(6, g, F32)
+        gradient = nq.adaround_soft_backward(grad, x, v, 1.0, 0, *BITS4)
+        assert_same(gradient, np.array([0, 0, 0, 0, 0, np.nan], F32))
+    soft = nq.adaround_soft(x, v, 1.0, 0, *BITS4)
+    assert_same(soft, np.array([1, 0, 7, -8, np.nan, np.nan], F32))
+    hard = nq.adaround_hard(x, v, 1.0, 0, *BITS4)
+    assert_same(hard, np.array([1, 0, 7, -8, np.nan, 0], F32))
+
+
+def test_a_code_at_the_bound_has_a_gradient():
+    """2**23 - 1 + 0.8 rounds to the bound itself, which is inside."""
+    x, v = np.array([2.0**23 - 1, 2.0**23], F32), np.array([1.1, 1.1], F32)
+    gradient = nq.adaround_soft_backward(np.ones(2, F32), x, v, 1.0, 0, -(2**23), 2**23)
+    assert gradient[0] > 0
+    assert gradient[1] == 0
+
+
+@pytest.mark.parametrize("n", [1, 5, 17, 33])
+def test_an_element_does_not_know_where_it_stands(n):
+    """Vector bodies and tails have the same bits as an element alone."""
+    rng = np.random.default_rng(n)
+    x, v, g = (rng.normal(0, 2, n).astype(F32) for _ in range(3))
+    calls = {
+        "soft": lambda i: nq.adaround_soft(x[i], v[i], 0.3, 0, *BITS4),
+        "soft_backward": lambda i: nq.adaround_soft_backward(g[i], x[i], v[i], 0.3, 0, *BITS4),
+        "init": lambda i: nq.adaround_init(x[i], 0.3),
+        "regularizer_backward": lambda i: nq.adaround_regularizer_backward(v[i], 3.0),
+    }
+    for name, call in calls.items():
+        alone = np.concatenate([call(slice(i, i + 1)) for i in range(n)])
+        assert_same(call(slice(None)), alone, name)
+
+
+# --- the regularizer ----------------------------------------------------------------------------
+
+
+@by_precision
+@pytest.mark.parametrize("beta", [1, 2.0, 3.7, 20])
+def test_regularizer(beta, precision):
+    v = np.random.default_rng(0).normal(0, 2, 5000).astype(precision)
+    actual, exact = nq.adaround_regularizer(v, beta), oracle.adaround_regularizer(v, beta)
+    assert (actual.shape, actual.dtype) == ((), F64)
+    # A term: 4 eps of the power (see `test_power`), half an eps of 1 - it, and beta times the
+    # error of |2h - 1|: twice the 3 eps of h. Errors have both signs, so their mean is smaller.
+    eps = np.finfo(precision).eps
+    assert abs(actual - exact) <= v.size * (4.5 + 6 * beta) * eps
+    assert abs(actual - exact) <= 1e-6 * exact
+
+
+@by_precision
+@pytest.mark.parametrize("beta", [1, 2.0, 3.7, 20])
+def test_regularizer_backward(beta, precision):
+    v = np.random.default_rng(0).normal(0, 2, 5000).astype(precision)
+    v[:5] = 0, 30, -30, 1e30, -np.inf
+    v = v[np.abs(np.abs(v) - EDGE) > 1e-5]
+    actual = nq.adaround_regularizer_backward(v, beta, 0.25)
+    exact = oracle.adaround_regularizer_backward(v, beta, 0.25)
+    assert (actual[exact == 0] == 0).all()
+    # Of 2.4 beta |d|**(beta - 1) sigma (1 - sigma) <= 0.6 beta: the power's 4 eps, beta - 1 times
+    # the 6 eps of d, 40 eps of the sigmoids (see `test_soft_backward`), and of the products.
+    eps = np.finfo(precision).eps
+    assert np.abs(actual - exact).max() <= 0.25 * 0.6 * beta * (4 + 6 * beta + 40) * eps
+
+
+def test_the_gradient_is_the_slope_of_the_sum():
+    """By central differences in float64, where nothing is cut off."""
+    v = np.random.default_rng(0).uniform(-2, 2, 20)
+    gradient = nq.adaround_regularizer_backward(v, 2.5, 3.0)
+    # The difference is off by step**2 / 6 of a third derivative below 20, and by the rounding of a
+    # sum of 20 over the step.
+    step = 1e-5
+    for i in range(v.size):
+        up, down = v.copy(), v.copy()
+        up[i] += step
+        down[i] -= step
+        slope = nq.adaround_regularizer(up, 2.5) - nq.adaround_regularizer(down, 2.5)
+        assert abs(3 * slope / (2 * step) - gradient[i]) <= 3 * (step**2 * 20 / 6 + 1e-14 / step)
+
+
+def test_the_soft_gradient_is_the_slope_of_the_soft_weights():
+    x, v, scale, zero_point, _ = weights(F64)
+    v = np.clip(v, -2.2, 2.2)
+    args = scale, zero_point, -128, 127
+    gradient = nq.adaround_soft_backward(np.ones_like(x), x, v, *args)
+    step = 1e-5
+    slope = nq.adaround_soft(x, v + step, *args) - nq.adaround_soft(x, v - step, *args)
+    # The third derivative of h is below 0.2; values are below 16.
+    np.testing.assert_allclose(slope / (2 * step), gradient, rtol=0, atol=step**2 + 16e-16 / step)
+
+
+def test_the_sum_follows_the_promised_tree():
+    """Bits of the sum: terms that are exact, and terms added by tiles and lanes."""
+    rng = np.random.default_rng(0)
+    v = rng.choice(np.array([0, 30, -30], F32), 9000)
+    assert float(nq.adaround_regularizer(v, 20.0)) == (v == 0).sum()
+    differ = np.zeros(2, int)
+    for seed in range(6):
+        v = np.random.default_rng(seed).normal(0, 2, 10_000)
+        alone = np.array([float(nq.adaround_regularizer(v[i : i + 1], 5.0)) for i in range(v.size)])
+        total = float(oracle.tree_sum(alone[None])[0])
+        differ += total != sum(alone.tolist()), total != alone.sum()
+        assert float(nq.adaround_regularizer(v, 5.0)) == total
+        laid = np.asfortranarray(v.reshape(100, 100))
+        assert float(nq.adaround_regularizer(laid, 5.0)) == total
+    assert differ.all(), "no other order is told from this one"
+
+
+# --- the loss -----------------------------------------------------------------------------------
+
+
+def test_beta():
+    loss = AdaroundLoss(10_000)
+    assert loss.beta(1999) is None
+    assert loss.beta(2000) == 20
+    assert loss.beta(5000) == pytest.approx(14.444150891, abs=1e-9)  # of PyTorch's source
+    assert 2 < loss.beta(9999) < 2.001
+    betas = [loss.beta(i) for i in range(2000, 10_000, 100)]
+    assert betas == sorted(betas, reverse=True)
+    assert AdaroundLoss(10, warm_start=0).beta(0) == 20
+
+
+def test_loss():
+    loss = AdaroundLoss(1000, reg_param=0.01)
+    v = np.random.default_rng(0).normal(0, 2, 100).astype(F32)
+    assert loss.regularizer(199, v) == 0
+    assert_same(loss.regularizer_backward(199, v), np.zeros_like(v))
+    beta = loss.beta(600)
+    assert loss.regularizer(600, v) == 0.01 * float(nq.adaround_regularizer(v, beta))
+    gradient = nq.adaround_regularizer_backward(v, beta, 0.01)
+    assert_same(loss.regularizer_backward(600, v), gradient)
+    out = np.empty_like(v)
+    assert loss.regularizer_backward(600, v, out=out) is out
+    assert_same(out, gradient)
+    output, target = np.array([[1, 2]], F32), np.array([[3, 2]], F32)
+    assert loss.reconstruction(output, target) == 2
+    assert_same(loss.reconstruction_backward(output, target), np.array([[-2, 0]], F32))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_iter": 0}, ValueError),
+        ({"max_iter": 1.5}, TypeError),
+        ({"warm_start": 1.0}, ValueError),
+        ({"warm_start": -0.1}, ValueError),
+        ({"beta_range": 20}, TypeError),
+        ({"beta_range": (20, 0.5)}, ValueError),
+        ({"reg_param": -1}, ValueError),
+        ({"reg_param": "1"}, TypeError),
+    ],
+)
+def test_wrong_loss(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        AdaroundLoss(**{"max_iter": 10, **options})
+
+
+def test_wrong_steps_and_arrays():
+    loss, v = AdaroundLoss(10), np.zeros(3, F32)
+    for step, error in ((-1, ValueError), (10, ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match="step"):
+            loss.regularizer(step, v)
+    for call in (loss.regularizer, loss.regularizer_backward):
+        with pytest.raises(TypeError, match="V"):
+            call(0, v.astype(np.float16))
+    with pytest.raises(ValueError, match="target"):
+        loss.reconstruction(v, v[:2])
+    with pytest.raises(TypeError, match="target"):
+        loss.reconstruction_backward(v, v.astype(F64))
+    with pytest.raises(ValueError, match="output"):
+        loss.reconstruction(v[:0], v[:0])
+
+
+def test_qparams_need_an_axis_or_groups():
+    x = v = np.zeros((6, 8), F32)
+    many, one = np.ones(6, F32), np.ones(1, F32)
+    with pytest.raises(ValueError, match="scale"):
+        nq.adaround_soft(x, v, many, 0, *BITS4)
+    nq.adaround_soft(x, v, one, np.zeros(1, np.int32), *BITS4)
+    with pytest.raises(ValueError, match="zero_point"):
+        nq.adaround_soft(x, v, one, 8, *BITS4)
+    with pytest.raises(ValueError, match="scale"):
+        nq.adaround_soft(x, v, np.ones((6, 3), F32), np.zeros((6, 3), int), *BITS4, group_size=4)
+    with pytest.raises(ValueError, match="group_size"):
+        nq.adaround_soft(x, v, many, many, *BITS4, group_size=3)
+
+
+def test_wide_bounds():
+    """Codes that float32 does not hold are refused; float64 holds them."""
+    x, v = np.full(2, 2.0**30, F64), np.zeros(2, F64)
+    args = 1.0, 0, -(2**31), 2**31 - 1
+    with pytest.raises(ValueError, match="quant_min and quant_max"):
+        nq.adaround_hard(x.astype(F32), v.astype(F32), *args)
+    assert nq.adaround_codes(x, v, *args, np.int32).tolist() == [2**30 + 1] * 2

@@ -1,0 +1,177 @@
+"""GPTQ: the textbook loop, written plainly; better than nearest; what is refused."""
+
+import numpy as np
+import pytest
+
+from cases import assert_same
+from npquant.gptq import gptq
+
+F32, F64 = np.float32, np.float64
+BITS = (-4, 3)
+
+
+def problem(rows=6, columns=40, seed=0, dtype=F32):
+    """A weight, and the Gram matrix of inputs that go together."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.normal(size=(400, columns)) @ rng.normal(size=(columns, columns))
+    inputs = mixed + 0.3 * rng.normal(size=(400, columns))
+    weight = rng.normal(size=(rows, columns)).astype(dtype)
+    return weight, (inputs.T @ inputs / 400).astype(F64)
+
+
+def scales(weight, axis=1):
+    return (np.abs(weight).max(axis=axis) / 3.5).astype(F32)
+
+
+def textbook(weight, gram, scale, zero_point, damping, order):
+    """Frantar et al., equations 2 and 3: no Cholesky factor, no blocks.
+
+    After each column its row and column are taken out of the inverse by one step of elimination.
+    """
+    w, h = weight.astype(F64), gram.copy()
+    dead = np.diag(h) == 0
+    h[dead, dead] = 1
+    w[:, dead] = 0
+    inverse = np.linalg.inv(h + damping * np.mean(np.diag(h)) * np.eye(len(h)))
+    codes = np.zeros(w.shape, np.int32)
+    for j in order:
+        q = np.clip(np.rint(w[:, j] / scale[:, j]) + zero_point[:, j], *BITS)
+        codes[:, j] = q
+        error = (w[:, j] - (q - zero_point[:, j]) * scale[:, j]) / inverse[j, j]
+        w = w - np.outer(error, inverse[j])
+        inverse = inverse - np.outer(inverse[:, j], inverse[j]) / inverse[j, j]
+    return codes
+
+
+def change(weight, values, gram):
+    """The mean squared change of the outputs."""
+    d = values.astype(F64) - weight
+    return np.trace(d @ gram @ d.T)
+
+
+@pytest.mark.parametrize("order", ["natural", "activation"])
+@pytest.mark.parametrize("block", [1, 7, 128])
+@pytest.mark.parametrize("layout", ["rows", "columns", "groups", "one"])
+def test_textbook(layout, block, order):
+    """A rounding error decides a code only next to a tie; there is none in these data."""
+    weight, gram = problem()
+    gram[:, 5] = gram[5] = 0  # a dead column
+    rng = np.random.default_rng(1)
+    shape, where = {
+        "rows": ((6, 1), {}),
+        "columns": ((1, 40), {"axis": 1}),
+        "groups": ((6, 5), {"group_size": 8}),
+        "one": ((1, 1), {"axis": None}),
+    }[layout]
+    s = rng.uniform(0.4, 0.8, shape).astype(F32)
+    z = rng.integers(-2, 2, shape).astype(np.int32)
+    scale, zero_point = (
+        np.repeat(p, 8, axis=1) if layout == "groups" else np.broadcast_to(p, weight.shape)
+        for p in (s.astype(F64), z)
+    )
+    diagonal = np.where(np.diag(gram) == 0, 1, np.diag(gram))
+    columns = range(40) if order == "natural" else np.argsort(-diagonal, kind="stable")
+    expected = textbook(weight, gram, scale, zero_point, 0.01, columns)
+    if layout != "groups":
+        s, z = (s.reshape(-1), z.reshape(-1)) if layout != "one" else (float(s[0, 0]), int(z[0, 0]))
+    values, codes = gptq(weight, gram, s, z, *BITS, **where, block=block, order=order)
+    assert_same(codes, expected)
+    assert_same(values, ((codes - zero_point) * scale).astype(F32))
+    assert (codes[:, 5] == np.clip(zero_point[:, 5], *BITS)).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("order", ["natural", "activation"])
+def test_better_than_nearest(order, seed):
+    weight, gram = problem(20, 60, seed)
+    s = scales(weight)
+    values, _ = gptq(weight, gram, s, np.zeros(20, int), *BITS, order=order)
+    nearest = np.clip(np.rint(weight / s[:, None]), *BITS) * s[:, None]
+    # About half of it in these data; rounding to nearest in another order would be all of it.
+    assert change(weight, values, gram) < 0.7 * change(weight, nearest, gram)
+
+
+def test_inputs_that_have_nothing_in_common():
+    """Then there is nothing to make up for: GPTQ is rounding to nearest."""
+    weight, _ = problem()
+    s = scales(weight)
+    values, codes = gptq(weight, np.eye(40), s, np.zeros(6, int), *BITS)
+    assert_same(codes, np.clip(np.rint(weight / s[:, None].astype(F64)), *BITS).astype(np.int32))
+    assert values.dtype == F32
+
+
+def test_arguments_are_only_read_and_repeat():
+    weight, gram = problem()
+    s, z = scales(weight), np.zeros(6, int)
+    before = weight.copy(), gram.copy()
+    first = gptq(weight, gram, s, z, *BITS, order="activation")
+    assert_same((weight, gram), before)
+    laid = np.asfortranarray(weight), np.asfortranarray(gram)
+    assert_same(gptq(*laid, s, z, *BITS, order="activation"), first)
+    big = gptq(weight, gram * 1024, s, z, *BITS, order="activation")
+    assert_same(big, first, "the size of the Gram matrix makes no difference")
+
+
+def test_dtypes_and_no_elements():
+    weight, gram = problem(dtype=F64)
+    values, codes = gptq(weight, gram.astype(F32), 0.5, 0, *BITS, axis=None)
+    assert (values.dtype, codes.dtype) == (F64, np.int32)
+    values, codes = gptq(weight[:0], gram, 0.5, 0, *BITS, axis=None)
+    assert values.shape == codes.shape == (0, 40)
+
+
+WEIGHT, GRAM = problem(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("weight", [[1.0]], TypeError),
+        ("weight", WEIGHT.astype(np.float16), TypeError),
+        ("weight", WEIGHT[0], ValueError),
+        ("weight", np.full((4, 8), np.nan), ValueError),
+        ("gram", None, TypeError),
+        ("gram", GRAM[:4], ValueError),
+        ("gram", GRAM.astype(complex), TypeError),
+        ("gram", np.full((8, 8), np.inf), ValueError),
+        ("gram", GRAM + np.triu(np.full((8, 8), 9.0)), ValueError),
+        ("gram", -GRAM, ValueError),
+        ("gram", np.ones((8, 8)) - 2 * np.eye(8), ValueError),
+        ("scale", np.ones(8, F32), ValueError),
+        ("scale", np.array([1, 1, 1, -1], F32), ValueError),
+        ("zero_point", np.array([0, 0, 0, 9]), ValueError),
+        ("zero_point", None, TypeError),
+        ("quant_min", 5, ValueError),
+        ("quant_max", 2**24, ValueError),
+        ("axis", 2, ValueError),
+        ("axis", 0.5, TypeError),
+        ("group_size", 3, ValueError),
+        ("block", 0, ValueError),
+        ("block", 1.5, TypeError),
+        ("damping", -1, ValueError),
+        ("damping", "1", TypeError),
+        ("order", "random", ValueError),
+        ("order", None, TypeError),
+    ],
+)
+def test_wrong_arguments(name, value, error):
+    qparams = {"scale": np.ones(4, F32), "zero_point": np.zeros(4, int)}
+    kwargs = {"weight": WEIGHT, "gram": GRAM, **qparams, "quant_min": -4, "quant_max": 3}
+    with pytest.raises(error, match=name):
+        gptq(**kwargs | {name: value})
+
+
+def test_groups_stand_in_place_of_an_axis():
+    s, z = np.ones((4, 2), F32), np.zeros((4, 2), int)
+    gptq(WEIGHT, GRAM, s, z, *BITS, axis=None, group_size=4)
+    with pytest.raises(ValueError, match="axis"):
+        gptq(WEIGHT, GRAM, s, z, *BITS, axis=1, group_size=4)
+
+
+def test_without_damping_a_singular_matrix_is_refused():
+    """Not silently helped along."""
+    gram = np.ones((8, 8))
+    args = WEIGHT, gram, np.ones(4, F32), np.zeros(4, int), *BITS
+    gptq(*args, damping=0.01)
+    with pytest.raises(ValueError, match="gram"):
+        gptq(*args, damping=0)

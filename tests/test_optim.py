@@ -1,0 +1,349 @@
+"""SGD and Adam: the update rules step by step in NumPy, layouts, state, and what is refused.
+
+PyTorch's bits are for tests/peers/test_pytorch_optim.py.
+"""
+
+import pickle
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cases import assert_same
+from npquant.cpu import target
+from npquant.optim import SGD, Adam
+from oracle import fma
+
+F32, F64 = np.float32, np.float64
+MAKE = {
+    "sgd": lambda p: SGD(p, lr=0.1),
+    "sgd, decay": lambda p: SGD(p, lr=0.1, weight_decay=0.01),
+    "sgd, momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "sgd, both": lambda p: SGD(p, 0.1, 0.9, 0.01),
+    "adam": lambda p: Adam(p, lr=0.01),
+    "adam, quick": lambda p: Adam(p, 0.01, (0.3, 0.5), 1e-4),
+}
+by_rule = pytest.mark.parametrize("rule", MAKE)
+
+
+def data(shape, steps=4, dtype=F32):
+    rng = np.random.default_rng(0)
+    value = rng.normal(0, 1, shape).astype(dtype)
+    return value, [rng.normal(0, 10.0**t, shape).astype(dtype) for t in range(-1, steps - 1)]
+
+
+def by_hand(rule, value, gradients):
+    """The rule in whole-array NumPy, each step rounded but for the fused ones."""
+    kind = value.dtype.type
+    options = MAKE[rule]([value.copy()])
+    value, lr = value.copy(), options.lr
+    buffer = mean = square = None
+    for t, g in enumerate(gradients, 1):
+        if rule.startswith("adam"):
+            beta1, beta2 = options.betas
+            mean = np.zeros_like(value) if mean is None else mean
+            square = np.zeros_like(value) if square is None else square
+            near = 1 - beta1 < 0.5
+            rate = kind(1 - beta1)
+            mean = fma(rate, g - mean, mean) if near else fma(rate - kind(1), g - mean, g)
+            square = fma(kind(1 - beta2) * g, g, square * kind(beta2))
+            denominator = np.sqrt(square) / kind((1 - beta2**t) ** 0.5) + kind(options.eps)
+            value = value + kind(-(lr / (1 - beta1**t))) * mean / denominator
+            continue
+        if options.weight_decay:
+            g = fma(kind(options.weight_decay), value, g)
+        if options.momentum:
+            buffer = g if buffer is None else buffer * kind(options.momentum) + g
+            g = buffer
+        value = fma(kind(-lr), g, value)
+    return value
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@by_rule
+def test_rule(rule, dtype):
+    value, gradients = data((5, 67), dtype=dtype)
+    expected = by_hand(rule, value, gradients)
+    optimizer = MAKE[rule]([value])
+    for g in gradients:
+        before = g.copy()
+        optimizer.step([g])
+        assert_same(g, before, "a gradient is only read")
+    assert_same(value, expected)
+
+
+LAYOUTS = {
+    "Fortran": np.asfortranarray,
+    "every second": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+    "reversed": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "unaligned": lambda x: (
+        np.frombuffer(bytearray(b"0" + x.tobytes()), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@by_rule
+def test_layouts(rule, layout):
+    """Parameters, gradients or both may lie in any way; more than one packed piece."""
+    lay = LAYOUTS[layout]
+    value, gradients = data((130, 131))
+    expected = by_hand(rule, value, gradients)
+    for lay_value, lay_gradient in ((lay, lay), (lay, np.copy), (np.copy, lay)):
+        v = lay_value(value)
+        optimizer = MAKE[rule]([v])
+        for g in gradients:
+            optimizer.step([lay_gradient(g)])
+        assert_same(v, expected)
+
+
+@by_rule
+def test_segments_in_any_order(rule, monkeypatch):
+    """What threads do: segments of any length in any order, each element once."""
+    whole, rng = target.Kernel.__call__, np.random.default_rng(0)
+
+    def in_segments(self, n, size, args, key):
+        whole(self, 0, 0, args, key)  # compiles
+        for begin in rng.permutation(range(0, n, 7)).tolist():
+            self.serial[key](begin, min(n, begin + 7), *args)
+
+    monkeypatch.setattr(target.Kernel, "__call__", in_segments)
+    value, gradients = data((5, 67))
+    expected = by_hand(rule, value, gradients)
+    optimizer = MAKE[rule]([value])
+    for g in gradients:
+        optimizer.step([g])
+    assert_same(value, expected)
+
+
+def test_objects_with_a_value():
+    """A parameter is its present value, though that be another array than before."""
+    parameter = SimpleNamespace(value=np.ones(3, F32))
+    optimizer = SGD([parameter], lr=1)
+    optimizer.step([np.ones(3, F32)])
+    assert parameter.value.tolist() == [0, 0, 0]
+    parameter.value = np.full(3, 5, F32)
+    optimizer.step([np.ones(3, F32)])
+    assert parameter.value.tolist() == [4, 4, 4]
+
+
+@by_rule
+def test_no_gradient_no_step(rule):
+    """A parameter that was skipped is a step behind the other; so does PyTorch count."""
+    value, gradients = data(5)
+    a, b = value.copy(), value.copy()
+    optimizer = MAKE[rule]([a, b])
+    for t, g in enumerate(gradients):
+        optimizer.step([g, None if t % 2 else g])
+    assert_same(a, by_hand(rule, value, gradients))
+    assert_same(b, by_hand(rule, value, gradients[::2]))
+
+
+def test_infinite_values_without_decay():
+    """0 * inf would be NaN."""
+    value = np.array([np.inf, 1], F32)
+    SGD([value], lr=0.5).step([np.ones(2, F32)])
+    assert value.tolist() == [np.inf, 0.5]
+
+
+def test_the_first_buffer_is_the_gradient():
+    """Its bits, the sign of a zero included, as PyTorch copies it."""
+    g = np.array([-0.0, 0.0, -1.5], F32)
+    optimizer = SGD([np.ones(3, F32)], lr=0.5, momentum=0.9)
+    optimizer.step([g])
+    assert_same(optimizer.state_dict()["state"][0]["momentum_buffer"], g)
+
+
+def test_no_elements():
+    value = np.empty((0, 3), F32)
+    Adam([value]).step([value.copy()])
+    assert value.shape == (0, 3)
+
+
+# --- state --------------------------------------------------------------------------------------
+
+
+@by_rule
+def test_state_is_restored(rule):
+    value, gradients = data(9)
+    expected = by_hand(rule, value, gradients)
+    first = MAKE[rule]([value])
+    for g in gradients[:2]:
+        first.step([g])
+    saved = first.state_dict()
+    before = pickle.dumps(saved)
+    second = (SGD if rule.startswith("sgd") else Adam)([value], lr=77)
+    second.load_state_dict(pickle.loads(pickle.dumps(saved)))
+    for g in gradients[2:]:
+        second.step([g])
+    assert_same(value, expected)
+    assert second.state_dict()["param_groups"] == saved["param_groups"]
+    assert pickle.dumps(saved) == before, "what was saved is a copy"
+
+
+@by_rule
+def test_pickle(rule):
+    value, gradients = data(9)
+    expected = by_hand(rule, value, gradients)
+    optimizer = MAKE[rule]([value])
+    for g in gradients[:2]:
+        optimizer.step([g])
+    again, copy = pickle.loads(pickle.dumps((optimizer, value)))
+    for g in gradients[2:]:
+        again.step([g])
+    assert_same(again.parameters[0], expected)
+    assert not np.array_equal(value, expected), "the first is another"
+    assert copy is again.parameters[0]
+
+
+def adam_state():
+    optimizer = Adam([np.ones(3, F32), np.ones(2, F64)])
+    optimizer.step([np.ones(3, F32), np.ones(2)])
+    return optimizer, optimizer.state_dict()
+
+
+def changed(state, *path, to):
+    """The state with one thing in it changed, or taken away."""
+    inner = state
+    for key in path[:-1]:
+        inner = inner[key]
+    if to is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = to
+    return state
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "error", "named"),
+    [
+        (("state",), None, ValueError, "state"),
+        (("state",), [1], TypeError, "state"),
+        (("state", 2), {}, ValueError, "state"),
+        (("state", 1), [], TypeError, "state"),
+        (("state", 1, "exp_avg"), None, ValueError, "exp_avg"),
+        (("state", 1, "exp_avg"), np.ones(3), ValueError, "exp_avg"),
+        (("state", 1, "exp_avg_sq"), np.ones(2, F32), TypeError, "exp_avg_sq"),
+        (("state", 1, "exp_avg_sq"), [1.0, 2.0], TypeError, "exp_avg_sq"),
+        (("state", 1, "step"), 0, ValueError, "step"),
+        (("state", 1, "step"), 1.5, TypeError, "step"),
+        (("state", 1, "more"), 1, ValueError, "more"),
+        (("param_groups",), [], ValueError, "param_groups"),
+        (("param_groups", 0, "lr"), None, ValueError, "lr"),
+        (("param_groups", 0, "lr"), -1, ValueError, "lr"),
+        (("param_groups", 0, "betas"), (0.5, 1.0), ValueError, "betas"),
+        (("param_groups", 0, "params"), [0], ValueError, "params"),
+        (("more",), 1, ValueError, "more"),
+    ],
+)
+def test_nothing_is_half_loaded(path, to, error, named):
+    optimizer, state = adam_state()
+    state["param_groups"][0]["lr"] = 5.0
+    state["state"][0]["step"] = 9
+    before = pickle.dumps(optimizer.state_dict())
+    with pytest.raises(error, match=named):
+        optimizer.load_state_dict(changed(state, *path, to=to))
+    assert pickle.dumps(optimizer.state_dict()) == before
+
+
+def test_a_state_that_is_none():
+    optimizer, _ = adam_state()
+    for wrong in (None, [], "state"):
+        with pytest.raises(TypeError, match="state_dict"):
+            optimizer.load_state_dict(wrong)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def read_only():
+    x = np.ones(3, F32)
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        (None, TypeError),
+        (3, TypeError),
+        ([], ValueError),
+        ([1.0], TypeError),
+        ([[1.0]], TypeError),
+        ([SimpleNamespace(value=[1.0])], TypeError),
+        ([np.ones(3, np.float16)], TypeError),
+        ([np.ones(3, ml_dtypes.bfloat16)], TypeError),
+        ([np.ones(3, int)], TypeError),
+        ([np.ma.ones(3, F32)], TypeError),
+        ([np.ones(3, ">f4")], TypeError),
+        ([read_only()], ValueError),
+        ([np.broadcast_to(np.ones(1, F32), 3)], ValueError),
+        ([np.ones(3, F32)] * 2, ValueError),
+    ],
+)
+def test_wrong_parameters(parameters, error):
+    with pytest.raises(error, match="parameters"):
+        Adam(parameters)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(SGD, ("lr", "momentum", "weight_decay")), (Adam, ("lr", "eps"))],
+)
+def test_wrong_numbers(make, options):
+    for name in options:
+        for value, error in ((-1, ValueError), (np.nan, ValueError), ("1", TypeError)):
+            with pytest.raises(error, match=name):
+                make([np.ones(3, F32)], **{"lr": 0.1, name: value})
+
+
+@pytest.mark.parametrize(
+    ("betas", "error"),
+    [(0.9, TypeError), ((0.9,), TypeError), ("ab", TypeError), ((0.9, 1), ValueError),
+     ((-0.1, 0.9), ValueError), ((0.9, None), TypeError)],
+)  # fmt: skip
+def test_wrong_betas(betas, error):
+    with pytest.raises(error, match="betas"):
+        Adam([np.ones(3, F32)], betas=betas)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error"),
+    [
+        (np.ones(2), ValueError),
+        (np.ones((3, 1)), ValueError),
+        (np.ones(3, F32), TypeError),
+        (np.ones(3, int), TypeError),
+        ([1.0, 1.0, 1.0], TypeError),
+        (1.0, TypeError),
+    ],
+)
+@by_rule
+def test_a_wrong_gradient_changes_nothing(rule, gradient, error):
+    """Not even the parameter before it."""
+    values = np.ones(3, F32), np.ones(3)
+    optimizer = MAKE[rule](values)
+    with pytest.raises(error, match=r"gradients\[1\]"):
+        optimizer.step([np.ones(3, F32), gradient])
+    assert_same(values, (np.ones(3, F32), np.ones(3)))
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_wrong_gradients():
+    optimizer = SGD([np.ones(3, F32)], lr=1)
+    for wrong, error in ((None, TypeError), ([], ValueError), ([None, None], ValueError)):
+        with pytest.raises(error, match="gradients"):
+            optimizer.step(wrong)
+
+
+def test_a_parameter_that_changed():
+    parameter = SimpleNamespace(value=np.ones(3, F32))
+    optimizer = Adam([parameter])
+    optimizer.step([np.ones(3, F32)])
+    parameter.value = np.ones(4, F32)
+    with pytest.raises(ValueError, match=r"parameters\[0\]"):
+        optimizer.step([np.ones(4, F32)])
+    parameter.value = np.ones(3)
+    with pytest.raises(ValueError, match=r"parameters\[0\]"):
+        optimizer.step([np.ones(3)])
