@@ -430,11 +430,12 @@ def sound(
 ) -> bool:
     """Whether the qparams are as they mostly are: nothing to convert and nothing to refuse.
 
-    That is float32 scales, and zero points of the dtype `kind` within lo..hi, both of `shape` and
-    contiguous.
+    That is float32 scales, and zero points of the dtype `kind` within lo..hi, both of `shape`, of
+    one axis and contiguous.
     """
     return (
-        type(scale) is np.ndarray
+        len(shape) == 1
+        and type(scale) is np.ndarray
         and type(zero_point) is np.ndarray
         and scale.dtype == dtypes.float32
         and zero_point.dtype == kind
