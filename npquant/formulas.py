@@ -376,7 +376,7 @@ def kept_float_qparams(
     """The same of PyTorch's observers, which keep the zero point a float."""
     scale = divided(greatest - least, hi - lo)
     scale = scale if like(scale, eps) > eps else like(np.float32(1), scale)
-    z = divided(least * like(np.float32(-1), least), widen(scale))
+    z = divided(least * like(-np.float32(1), least), widen(scale))
     return like(scale, s), z
 
 

@@ -150,16 +150,22 @@ def _respread(
 ) -> None:
     """Parts of the old bins, each to the new bin that its middle is in.
 
-    Middles and edges both ascend, so one walk along both finds the place of each.
+    By torch.bucketize's own search: where steps are subnormal numbers, edges may not ascend.
     """
     bins = histogram.size
-    j = -1
+    edges = np.empty(bins + 1, np.float32)
+    for i in range(bins + 1):
+        edges[i] = f.linspace(new_low, new_high, bins + 1, i)
     for i in range(bins * parts):
         middle = f.middle_of_part(low, high, bins * parts, i)
-        while j < bins and f.linspace(new_low, new_high, bins + 1, j + 1) <= middle:
-            j += 1
-        k = min(max(j, 0), bins - 1)
-        new[k] += f.share(histogram[i // parts], parts)
+        first, last = 0, bins + 1
+        while first < last:
+            half = first + (last - first) // 2
+            if edges[half] > middle:
+                last = half
+            else:
+                first = half + 1
+        new[min(max(first - 1, 0), bins - 1)] += f.share(histogram[i // parts], parts)
 
 
 _FLOATS = array_type(np.dtype(np.float32))

@@ -59,6 +59,9 @@ class Observer(Module):
     )  # fmt: skip
     _buffers: ClassVar[tuple[str, ...]] = ("eps", "min_val", "max_val")
 
+    #: Why observers of a class cannot be merged, if they cannot.
+    _unmergeable: ClassVar[str] = ""
+
     ch_axis: int | None = None
     eps: Array
     min_val: Array
@@ -224,6 +227,8 @@ class Observer(Module):
         ValueError
             If the settings differ, or the numbers of channels.
         """
+        if self._unmergeable:
+            raise TypeError(f"a {type(self).__name__} cannot be merged: {self._unmergeable}")
         if type(other) is not type(self):
             raise TypeError(f"other must be a {type(self).__name__}, got {show(other)}")
         for name in self._settings:
@@ -270,9 +275,13 @@ class Observer(Module):
 
 
 def _extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
-    """The least and the greatest value of each channel in float32; NaN where there is one."""
+    """The least and the greatest value of each channel in float32; NaN where there is one.
+
+    No zero has a sign: which one is the least would depend on the order of the arrays.
+    """
     least, greatest = backend.of(x).minmax(granularity, x)
-    return checks.cast(least, _FLOAT), checks.cast(greatest, _FLOAT)
+    zero = np.float32(0)
+    return checks.cast(least, _FLOAT) + zero, checks.cast(greatest, _FLOAT) + zero
 
 
 def _finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
@@ -283,7 +292,9 @@ def _finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     if np.isinf(least).any() or np.isinf(greatest).any():
         warnings.warn("x has infinities, which are not observed", stacklevel=5)
         least, greatest = backend.of(x).minmax_finite(granularity, x)
-    return checks.cast(least, _FLOAT), checks.cast(greatest, _FLOAT)
+        zero = np.float32(0)
+        least, greatest = checks.cast(least, _FLOAT) + zero, checks.cast(greatest, _FLOAT) + zero
+    return least, greatest
 
 
 # --- the range of the data --------------------------------------------------------------------
@@ -345,11 +356,11 @@ class MinMaxObserver(Observer):
     >>> import numpy as np
     >>> from npquant.modules import MinMaxObserver
     >>> observer = MinMaxObserver(dtype=np.int8, qscheme="per_tensor_symmetric")
-    >>> x = observer(np.array([-1.3, 0.2, 2.7], np.float32))
+    >>> x = observer(np.array([-1.25, 0.2, 2.75], np.float32))
     >>> observer
-    MinMaxObserver(min_val=-1.3, max_val=2.7)
+    MinMaxObserver(min_val=-1.25, max_val=2.75)
     >>> observer.calculate_qparams()
-    (array([0.02117647], dtype=float32), array([0]))
+    (array([0.02156863], dtype=float32), array([0]))
     """
 
     _schemes = PER_TENSOR
@@ -558,6 +569,9 @@ class PerChannelMinMaxObserver(Observer):
 class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
     """Observe moving averages of the least and the greatest value of each channel.
 
+    The first array sets them; each later one moves them by ``averaging_constant * (seen - kept)``,
+    each operation rounded to float32. Scales and zero points are those of `determine_qparams`.
+
     Parameters
     ----------
     averaging_constant : float, default 0.01
@@ -731,11 +745,11 @@ class HistogramObserver(Observer):
     >>> import numpy as np
     >>> from npquant.modules import HistogramObserver
     >>> observer = HistogramObserver(dtype=np.int8)
-    >>> x = observer(np.array([*np.linspace(-1, 1, 9999), 8], np.float32))
-    >>> observer.histogram.sum()
-    np.float32(10000.0)
+    >>> x = observer(np.random.default_rng(0).normal(size=10**6).astype(np.float32))
+    >>> observer.min_val, observer.max_val
+    (array(-4.6798377, dtype=float32), array(4.731958, dtype=float32))
     >>> observer.calculate_qparams()
-    (array([0.00786018], dtype=float32), array([-1], dtype=int32))
+    (array([0.03087164], dtype=float32), array([-1], dtype=int32))
     """
 
     _schemes = PER_TENSOR
@@ -1034,7 +1048,7 @@ class PercentileObserver(_CountingObserver):
     >>> x = observer(np.array([*np.linspace(-1, 1, 999), 50], np.float32))
     >>> scale, zero_point = observer.calculate_qparams()
     >>> print(f"{127.5 * scale.item():.2f}")
-    1.00
+    0.99
     """
 
     _settings = (*_CountingObserver._settings, "percentile")
@@ -1131,7 +1145,7 @@ class MSEObserver(_CountingObserver):
     >>> x = observer(np.array([*np.linspace(-1, 1, 9999), 8], np.float32))
     >>> scale, zero_point = observer.calculate_qparams()
     >>> print(f"{scale.item():.2f}")
-    0.16
+    0.14
     """
 
     def __init__(
