@@ -18,6 +18,7 @@ from numpydoc.validate import ERROR_MSGS, validate
 import npquant as nq
 import npquant.modules as npq
 import oracle_observers as oracle
+import test_memory as memory
 from cases import FLOATS, assert_same
 from npquant import cpu
 from npquant.formulas import floor_divided
@@ -495,6 +496,24 @@ def test_counts_do_not_depend_on_the_parts(parts, monkeypatch):
     bound = np.ldexp(np.float32(1), exponents)
     cpu.count_doubling(Granularity(3, 1000, 0), x, 32 / bound, bound, counts)
     assert_same(counts, np.array([oracle.doubling(row, 64)[0] for row in x]))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "permuted", "strided"])
+@by_class
+def test_no_temporary_of_the_size_of_the_input(kind, layout):
+    """Beside tests/test_memory.py's bound: the counts of both arrays, and a copy of each."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        observer = kind()
+        x = memory.LAYOUTS[layout](data(memory.SHAPE))
+        observer(x)  # compiles
+        allowed = memory.BOUND + 4 * sum(v.nbytes for v in observer.state_dict().values())
+        assert allowed < x.nbytes / 2
+        for v in (x, x * 3):
+            assert memory.peak(lambda v=v: observer(v)[:0]) <= allowed
+    finally:
+        numba.set_num_threads(before)
 
 
 # --- merging and state ------------------------------------------------------------------------

@@ -21,7 +21,19 @@ from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
 from npquant.formulas import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
-from npquant.primitives import at, item, key, like, masked, store, value, widen
+from npquant.primitives import (
+    at,
+    bits,
+    item,
+    key,
+    keys_between,
+    like,
+    masked,
+    store,
+    unsigned,
+    value,
+    widen,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +48,27 @@ BLOCK = 64
 # --- minima and maxima ------------------------------------------------------------------------
 
 
+@register_jitable
+def _run_of_bits(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
+    base = np.uintp(begin)
+    most = least = bits(x[base])
+    farthest = unsigned(most)
+    for k in range(np.uintp(n)):
+        i = bits(x[base + k])
+        most, least, farthest = max(most, i), min(least, i), max(farthest, unsigned(i))
+    a, b = keys_between(most, least, farthest, x[base])
+    return min(low, a), max(high, b)
+
+
+@register_jitable
+def _run_of_finite(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
+    base = np.uintp(begin)
+    for k in range(np.uintp(n)):
+        low = min(low, finite_key_above(x[base + k]))
+        high = max(high, finite_key_below(x[base + k]))
+    return low, high
+
+
 class Extremes:
     """x -> the least and the greatest element of each channel, in one pass.
 
@@ -43,9 +76,13 @@ class Extremes:
     ----------
     low, high : callable
         ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
+    run : callable
+        ``run(x, begin, n, low, high) -> (low, high)``, the keys after a run of `n` more elements.
     """
 
-    def __init__(self, low: Callable[..., Any], high: Callable[..., Any]) -> None:
+    def __init__(
+        self, low: Callable[..., Any], high: Callable[..., Any], run: Callable[..., Any]
+    ) -> None:
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
             least: Any, greatest: Any,
@@ -62,10 +99,7 @@ class Extremes:
                 lo, hi = low(v), high(v)
                 while left > 0:
                     m = min(inner - i, left)
-                    base = np.uintp((row * channels + c) * inner + i)
-                    for k in range(np.uintp(m)):
-                        lo = min(lo, low(x[base + k]))
-                        hi = max(hi, high(x[base + k]))
+                    lo, hi = run(x, (row * channels + c) * inner + i, m, lo, hi)
                     left -= m
                     row += 1
                     i = 0
@@ -121,10 +155,10 @@ def _extremes_signature(dtype: Any, kind: Any) -> Types:
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 #: NaN where there is one.
-minmax = Extremes(key, key)
+minmax = Extremes(key, key, _run_of_bits)
 
 #: Of what is finite in float32; +inf and -inf where nothing is.
-minmax_finite = Extremes(finite_key_above, finite_key_below)
+minmax_finite = Extremes(finite_key_above, finite_key_below, _run_of_finite)
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
