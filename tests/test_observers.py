@@ -158,6 +158,26 @@ def test_histogram(dtype, bins):
     assert_same(ours.calculate_qparams(), expected)
 
 
+def test_histogram_of_edges():
+    """Values on the edges of bins and beside them, where the order of the steps shows."""
+    edges = np.linspace(-1.7234567, 3.9876543, 1001).astype(np.float32)
+    inner = edges[1:-1]
+    x = np.concatenate([edges, np.nextafter(inner, np.float32(9)), np.nextafter(inner, -inner)])
+    ours, theirs = HistogramObserver(1000), oracle.Histogram(1000)
+    ours(x)
+    theirs.observe(x)
+    assert_same(ours.histogram, theirs.counts)
+
+
+def test_clipping_error():
+    """Each of its roundings, not only the range that it leads to."""
+    counts = oracle.histc(data(2000), 100, -9, 9)
+    for start, end in ((0, 99), (3, 90), (40, 60)):
+        args = counts, np.float32(-9), np.float32(9), start, end, 16
+        got = cpu.histogram._clipping_error(*args, np.empty(100, np.float32))
+        assert_same(got, oracle.clipping_error(*args))
+
+
 @pytest.mark.parametrize("v", [0.0, 3.0, -(2.0**24), 2.0**25, 1e30])
 def test_histogram_of_one_value(v):
     ours, theirs = HistogramObserver(64), oracle.Histogram(64)
@@ -230,6 +250,15 @@ def test_doubling_histogram(dtype, axis):
     assert_same((observer.min_val, observer.max_val), (np.asarray(low), np.asarray(high)))
 
 
+@pytest.mark.parametrize("times", [1, 2, 4, 8, 100])
+def test_doubling(times):
+    x = data(500)
+    observer = PercentileObserver(bins=256)
+    observer(x)
+    observer(x * times)
+    assert_same(observer.histogram, oracle.doubling(np.concatenate([x, x * times]), 256)[0])
+
+
 SIZES = st.floats(-(2.0**127), 2.0**127, width=32) | st.sampled_from(
     [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0]
 )
@@ -256,10 +285,10 @@ def test_neither_cuts_nor_merging_change_a_bit(values, draw):
     same_state(whole, total)
 
 
-@pytest.mark.parametrize("percentile", [100, 99, 90.5, 50.1])
+@pytest.mark.parametrize("percentile", [100, 99, 75, 50.1])
 @pytest.mark.parametrize("one_sided", [False, True])
 def test_percentile(percentile, one_sided):
-    x = abs(data(999)) if one_sided else data(999)
+    x = abs(data(1000)) if one_sided else data(1000)  # 75 % are a whole number of them
     counts, exponent = oracle.doubling(x, 256)
     edge = oracle.edges(256, exponent)
     for qscheme in PercentileObserver._schemes[:2]:
