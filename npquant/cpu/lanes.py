@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from npquant.cpu.storage import overload
 
@@ -104,6 +104,19 @@ def _of(sums: int) -> tuple[Callable[..., None], Callable[..., Any]]:
         return lambda lanes: fold(lanes)  # type: ignore[call-arg]
 
     return add_rows, folded
+
+
+@register_jitable
+def filled_rows(terms: Any, n: Any, part: Any) -> Any:
+    """How many rows `n` terms make; the last is filled up with zeros, which add nothing.
+
+    Each sum has `part` places for its terms, a multiple of LANES.
+    """
+    rows = (n + LANES - 1) // LANES
+    for first in range(0, terms.size, part):
+        for k in range(first + n, first + rows * LANES):
+            terms[k] = 0
+    return rows
 
 
 add_rows_of_one, folded_one = _of(1)

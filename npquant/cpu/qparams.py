@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 
 from npquant import formulas as f
-from npquant.cpu.reduce import minmax
+from npquant.cpu.reduce import minmax, minmax_finite
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type, compiled
 from npquant.primitives import item, like, widen
@@ -54,25 +54,40 @@ def _signature(least: Any, precision: str, scale: Any, zero_point: Any) -> Types
 choose_affine = Choose(f.affine_qparams)
 choose_symmetric = Choose(f.symmetric_qparams)
 choose_float = Choose(f.float_qparams)
+choose_kept_float = Choose(f.kept_float_qparams)
 choose_per_token = Choose(f.token_qparams)
 choose_per_token_asymmetric = Choose(f.token_asymmetric_qparams)
 choose_fbgemm = Choose(f.fbgemm_qparams)
 choose_fbgemm_symmetric = Choose(f.fbgemm_symmetric_qparams)
 
 
-def _move(begin: Any, end: Any, seen: Any, constant: Any, running: Any) -> None:
-    for c in range(begin, end):
-        running[c] = f.moving_average(running[c], seen[c], constant)
+class Move:
+    """Bounds that were seen -> running bounds, in place.
+
+    Parameters
+    ----------
+    formula : callable
+        ``formula(running, seen, constant) -> running``.
+    """
+
+    def __init__(self, formula: Callable[..., Any]) -> None:
+        def channels(begin: Any, end: Any, seen: Any, constant: Any, running: Any) -> None:
+            for c in range(begin, end):
+                running[c] = formula(running[c], seen[c], constant)
+
+        self._kernel = Kernel(
+            channels,
+            formula.__name__,
+            lambda d: (array_type(d), types.float32, array_type(d)),
+        )
+
+    def __call__(self, seen: Array, constant: float, running: Array) -> None:
+        """Move `running` towards `seen`."""
+        self._kernel(seen.size, seen.size, (seen, constant, running), (seen.dtype,))
 
 
-_move_kernel = Kernel(
-    _move, "moving_average", lambda d: (array_type(d), types.float32, array_type(d))
-)
-
-
-def move(seen: Array, constant: float, running: Array) -> None:
-    """Move the running bounds towards what was seen, in place."""
-    _move_kernel(seen.size, seen.size, (seen, constant, running), (seen.dtype,))
+move = Move(f.moving_average)
+step_towards = Move(f.step_towards)
 
 
 # --- checks -----------------------------------------------------------------------------------
@@ -147,10 +162,13 @@ __all__ = [
     "choose_fbgemm",
     "choose_fbgemm_symmetric",
     "choose_float",
+    "choose_kept_float",
     "choose_per_token",
     "choose_per_token_asymmetric",
     "choose_symmetric",
     "minmax",
+    "minmax_finite",
     "move",
     "outside",
+    "step_towards",
 ]

@@ -17,12 +17,33 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import table
-from npquant.cpu.lanes import LANES, add_rows_of_one, add_rows_of_two, folded_one, folded_two
+from npquant.cpu.lanes import (
+    LANES,
+    add_rows_of_one,
+    add_rows_of_two,
+    filled_rows,
+    folded_one,
+    folded_two,
+)
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
+from npquant.formulas import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
-from npquant.primitives import at, each, item, key, like, masked, store, value, widen
+from npquant.primitives import (
+    at,
+    bits,
+    each,
+    item,
+    key,
+    keys_between,
+    like,
+    masked,
+    store,
+    unsigned,
+    value,
+    widen,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -36,49 +57,103 @@ BLOCK = 256
 # --- minima and maxima ------------------------------------------------------------------------
 
 
-def _extremes_of_runs(
-    begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any, least: Any, greatest: Any
-) -> None:
-    """Tasks (channel, tile): the least and the greatest key of each."""
-    tiles = least.shape[1]
-    for task in range(begin, end):
-        c = task // tiles
-        tile = task - c * tiles
-        left = min(count - tile * TILE, TILE)
-        row = tile * TILE // inner
-        i = tile * TILE - row * inner
-        lo = hi = key(x[(row * channels + c) * inner + i])
-        while left > 0:
-            m = min(inner - i, left)
-            base = np.uintp((row * channels + c) * inner + i)
-            for k in range(np.uintp(m)):
-                v = key(x[base + k])
-                lo = min(lo, v)
-                hi = max(hi, v)
-            left -= m
-            row += 1
-            i = 0
-        least[c, tile] = lo
-        greatest[c, tile] = hi
+@register_jitable
+def _run_of_bits(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
+    base = np.uintp(begin)
+    most = least = bits(x[base])
+    farthest = unsigned(most)
+    for k in range(np.uintp(n)):
+        i = bits(x[base + k])
+        most, least, farthest = max(most, i), min(least, i), max(farthest, unsigned(i))
+    a, b = keys_between(most, least, farthest, x[base])
+    return min(low, a), max(high, b)
 
 
-def _extremes_side_by_side(
-    begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any, least: Any, greatest: Any
-) -> None:
-    """Tasks (tile): the least and the greatest key of every channel, one row after another."""
-    for tile in range(begin, end):
-        e = tile * TILE
-        lo, hi = np.empty(channels, least.dtype), np.empty(channels, least.dtype)
-        for c in range(channels):
-            lo[c] = hi[c] = key(x[e * channels + c])
-        for row in range(e + 1, min(count, e + TILE)):
-            base = np.uintp(row * channels)
-            for c in range(np.uintp(channels)):
-                v = key(x[base + c])
-                lo[c] = min(lo[c], v)
-                hi[c] = max(hi[c], v)
-        least[:, tile] = lo
-        greatest[:, tile] = hi
+@register_jitable
+def _run_of_finite(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
+    base = np.uintp(begin)
+    for k in range(np.uintp(n)):
+        low = min(low, finite_key_above(x[base + k]))
+        high = max(high, finite_key_below(x[base + k]))
+    return low, high
+
+
+class Extremes:
+    """x -> the least and the greatest element of each channel, in one pass.
+
+    Parameters
+    ----------
+    low, high : callable
+        ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
+    run : callable
+        ``run(x, begin, n, low, high) -> (low, high)``, the keys after a run of `n` more elements.
+    """
+
+    def __init__(
+        self, low: Callable[..., Any], high: Callable[..., Any], run: Callable[..., Any]
+    ) -> None:
+        def runs(
+            begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
+            least: Any, greatest: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (channel, tile): the least and the greatest key of each."""
+            tiles = least.shape[1]
+            for task in range(begin, end):
+                c = task // tiles
+                tile = task - c * tiles
+                left = min(count - tile * TILE, TILE)
+                row = tile * TILE // inner
+                i = tile * TILE - row * inner
+                v = x[(row * channels + c) * inner + i]
+                lo, hi = low(v), high(v)
+                while left > 0:
+                    m = min(inner - i, left)
+                    lo, hi = run(x, (row * channels + c) * inner + i, m, lo, hi)
+                    left -= m
+                    row += 1
+                    i = 0
+                least[c, tile] = lo
+                greatest[c, tile] = hi
+
+        def beside(
+            begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
+            least: Any, greatest: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (tile): the least and the greatest key of every channel, row after row."""
+            for tile in range(begin, end):
+                e = tile * TILE
+                lo, hi = np.empty(channels, least.dtype), np.empty(channels, least.dtype)
+                for c in range(channels):
+                    lo[c], hi[c] = low(x[e * channels + c]), high(x[e * channels + c])
+                for row in range(e + 1, min(count, e + TILE)):
+                    base = np.uintp(row * channels)
+                    for c in range(np.uintp(channels)):
+                        lo[c] = min(lo[c], low(x[base + c]))
+                        hi[c] = max(hi[c], high(x[base + c]))
+                least[:, tile] = lo
+                greatest[:, tile] = hi
+
+        self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
+        self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _extremes_signature)
+
+    def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
+        dtype: Any = x.dtype
+        kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
+        if x.size == 0:
+            return np.empty(0, dtype), np.empty(0, dtype)
+        shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
+        least, greatest = np.empty(shape, kind), np.empty(shape, kind)
+        for layout, channels, tiles, (flat,) in channel_pieces(
+            granularity, (x,), (), TILE, ordered=False
+        ):
+            lo, hi = least[channels, tiles], greatest[channels, tiles]
+            args = (*layout, flat.size // layout.channels, flat, lo, hi)
+            beside = layout.inner == 1 and layout.channels > 1
+            kernel, n = (self._beside, lo.shape[1]) if beside else (self._runs, lo.size)
+            kernel(n, flat.size, args, (dtype, kind))
+        lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
+        _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
+        return lo, hi
 
 
 def _extremes_signature(dtype: Any, kind: Any) -> Types:
@@ -86,31 +161,13 @@ def _extremes_signature(dtype: Any, kind: Any) -> Types:
     return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
 
 
-_of_runs = Kernel(_extremes_of_runs, "extremes_of_runs", _extremes_signature)
-_side_by_side = Kernel(_extremes_side_by_side, "extremes_side_by_side", _extremes_signature)
-
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
+#: NaN where there is one.
+minmax = Extremes(key, key, _run_of_bits)
 
-def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
-    """The least and the greatest element of each channel, in one pass; NaN where there is one."""
-    dtype: Any = x.dtype
-    kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
-    if x.size == 0:
-        return np.empty(0, dtype), np.empty(0, dtype)
-    shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
-    least, greatest = np.empty(shape, kind), np.empty(shape, kind)
-    for layout, channels, tiles, (flat,) in channel_pieces(
-        granularity, (x,), (), TILE, ordered=False
-    ):
-        lo, hi = least[channels, tiles], greatest[channels, tiles]
-        args = (*layout, flat.size // layout.channels, flat, lo, hi)
-        beside = layout.inner == 1 and layout.channels > 1
-        kernel, n = (_side_by_side, lo.shape[1]) if beside else (_of_runs, lo.size)
-        kernel(n, flat.size, args, (dtype, kind))
-    lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
-    _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
-    return lo, hi
+#: Of what is finite in float32; +inf and -inf where nothing is.
+minmax_finite = Extremes(finite_key_above, finite_key_below, _run_of_finite)
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
@@ -134,16 +191,6 @@ _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 # --- learnable gradients ----------------------------------------------------------------------
-
-
-@register_jitable
-def _rows(terms: Any, n: Any) -> Any:
-    """How many rows of lanes `n` terms fill, the last one up to its end with what adds nothing."""
-    rows = (n + LANES - 1) // LANES
-    for first in range(0, terms.size, STRIP):
-        for k in range(first + n, first + rows * LANES):
-            terms[k] = 0
-    return rows
 
 
 @register_jitable
@@ -210,7 +257,7 @@ class Gradients:
                         row += 1
                         i = 0
                     if filled == STRIP or left == 0:
-                        add_rows_of_two(lanes, terms, _rows(terms, filled))
+                        add_rows_of_two(lanes, terms, filled_rows(terms, filled, STRIP))
                         filled = 0
                 sums[0, c, tile], sums[1, c, tile] = folded_two(lanes)
                 tile += 1
@@ -355,7 +402,7 @@ class Total:
                     base = np.uintp(start)
                     for k in range(np.uintp(m)):
                         terms[k] = element(each(x, base + k), number)
-                    add_rows_of_one(lanes, terms, _rows(terms, m))
+                    add_rows_of_one(lanes, terms, filled_rows(terms, m, STRIP))
                 sums[tile] = folded_one(lanes)[0]
 
         self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature)

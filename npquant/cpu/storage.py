@@ -437,6 +437,35 @@ def _key(v):
     return key
 
 
+@overload(p.bits)
+def _bits(v):
+    if isinstance(v, types.Integer):
+        return lambda v: v
+    width = v.bits if isinstance(v, Storage) else v.bitwidth
+    as_int = {16: _as_int16, 32: _as_int32, 64: _as_int64}[width]
+    return lambda v: as_int(v)
+
+
+@overload(p.unsigned)
+def _unsigned(i):
+    as_unsigned = _to[getattr(types, f"uint{i.bitwidth}")]
+    return lambda i: as_unsigned(i)
+
+
+@overload(p.keys_between)
+def _keys_between(most, least, farthest, other):
+    if isinstance(other, types.Integer):
+        return lambda most, least, farthest, other: (least, most)
+    back, as_int = _to[other], _to[least]
+
+    def keys_between(most, least, farthest, other):
+        low = as_int(farthest) if least < 0 else least
+        high = most if most >= 0 else least
+        return p.key(back(low)), p.key(back(high))
+
+    return keys_between
+
+
 @overload(p.value)
 def _value(k, other):
     if isinstance(other, types.Integer):

@@ -1,0 +1,149 @@
+"""What every module shares: state that has names, and is saved, loaded, copied and shown."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from npquant.errors import show
+
+Array = np.ndarray[Any, Any]
+
+
+def _plainly(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return f(*args, **kwargs)
+
+
+class Module:
+    """Something with state that arrays pass through.
+
+    A subclass lists the names of its state in `_parameters`, `_buffers` and `_modules`; the state
+    itself is plain attributes. A buffer is an array. A parameter is an object whose attribute
+    `value` is an array. Buffers are replaced, never written to, unless a subclass says so.
+
+    `forward(call, x)` does each step as ``call(f, *args)``, so that a caller can watch the steps;
+    calling the module itself takes them one by one.
+    """
+
+    _parameters: ClassVar[tuple[str, ...]] = ()
+    _buffers: ClassVar[tuple[str, ...]] = ()
+    _modules: ClassVar[tuple[str, ...]] = ()
+
+    def forward(self, call: Callable[..., Any], x: Any) -> Any:
+        """Compute the output for `x`, each step by way of `call`."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, x: Any) -> Any:
+        """Compute the output for `x`."""
+        return self.forward(_plainly, x)
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copy the state.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Parameters, buffers and then the state of child modules, under PyTorch's keys.
+        """
+        return {key: module._get(name).copy() for key, module, name in self._state("")}
+
+    def load_state_dict(self, state_dict: Mapping[str, Array]) -> None:
+        """Replace the state, all of it or, if there is anything wrong with it, nothing.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to ndarray
+            What `state_dict` of such a module returned.
+
+        Raises
+        ------
+        TypeError
+            If `state_dict` is no mapping, or a value of it no array or of another dtype.
+        ValueError
+            If a key is missing or foreign, or an array has a shape or a value that it cannot have.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a mapping, got {show(state_dict)}")
+        places = {key: (module, name) for key, module, name in self._state("")}
+        for key in places:
+            if key not in state_dict:
+                raise ValueError(f"state_dict must have the key {key!r}, got {list(state_dict)}")
+        for key in state_dict:
+            if key not in places:
+                raise ValueError(f"state_dict must have the keys {list(places)}, got {key!r} too")
+        for prefix, module in self._walk(""):
+            arrays = {name: state_dict[prefix + name] for name in module._names()}
+            for name, array in arrays.items():
+                _check_array(prefix + name, array, module._get(name).dtype)
+            module._check_state(prefix, arrays)
+        for key, (module, name) in places.items():
+            module._set(name, state_dict[key].copy())
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        """Raise a ValueError unless this module can have such state; dtypes are right already.
+
+        A subclass whose arrays change their shape says here which ones they may have.
+        """
+        for name, array in state.items():
+            check_shape(prefix + name, array, (self._get(name).shape,))
+
+    def _names(self) -> tuple[str, ...]:
+        return (*self._parameters, *self._buffers)
+
+    def _get(self, name: str) -> Array:
+        value = getattr(self, name)
+        array: Array = value.value if name in self._parameters else value
+        return array
+
+    def _set(self, name: str, array: Array) -> None:
+        if name in self._parameters:
+            getattr(self, name).value = array
+        else:
+            setattr(self, name, array)
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
+        yield prefix, self
+        for child in self._modules:
+            yield from getattr(self, child)._walk(f"{prefix}{child}.")
+
+    def _state(self, prefix: str) -> Iterator[tuple[str, Module, str]]:
+        for path, module in self._walk(prefix):
+            for name in module._names():
+                yield path + name, module, name
+
+    def __copy__(self) -> Self:
+        """Copy the state too: two modules never share it."""
+        return copy.deepcopy(self)
+
+    # --- looks --------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of the repr, beside child modules."""
+        return ""
+
+    def __repr__(self) -> str:
+        extra = self.extra_repr()
+        lines = [extra] if extra else []
+        if not self._modules:
+            return f"{type(self).__name__}({extra})"
+        for name in self._modules:
+            lines.append(f"({name}): {getattr(self, name)!r}".replace("\n", "\n  "))
+        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _check_array(key: str, array: Any, dtype: np.dtype[Any]) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"state_dict[{key!r}] must be a NumPy array, got {type(array).__name__}")
+    if array.dtype != dtype:
+        raise TypeError(f"state_dict[{key!r}] must have the dtype {dtype}, got {array.dtype}")
+
+
+def check_shape(key: str, array: Array, shapes: tuple[tuple[int, ...], ...]) -> None:
+    if array.shape not in shapes:
+        allowed = " or ".join(map(str, shapes))
+        raise ValueError(f"state_dict[{key!r}] must have the shape {allowed}, got {array.shape}")

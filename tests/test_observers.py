@@ -1,0 +1,794 @@
+"""Observers: statistics, ranges and qparams against the oracle; state, merging, errors, layouts."""
+
+import copy
+import doctest
+import importlib
+import pickle
+from pathlib import Path
+
+import ml_dtypes
+import numba
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import ERROR_MSGS, validate
+
+import npquant as nq
+import npquant.modules as npq
+import oracle_observers as oracle
+import test_memory as memory
+from cases import FLOATS, assert_same
+from npquant import cpu
+from npquant.formulas import floor_divided
+from npquant.layout import Granularity
+from npquant.modules import (
+    EntropyObserver,
+    HistogramObserver,
+    MinMaxObserver,
+    Module,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    MSEObserver,
+    PercentileObserver,
+    PerChannelMinMaxObserver,
+)
+from test_structure import imports
+
+PER_TENSOR = (MinMaxObserver, MovingAverageMinMaxObserver, HistogramObserver)
+PER_CHANNEL = (PerChannelMinMaxObserver, MovingAveragePerChannelMinMaxObserver)
+COUNTING = (PercentileObserver, MSEObserver, EntropyObserver)
+OBSERVERS = (*PER_TENSOR, *PER_CHANNEL, *COUNTING)
+RANGES = (
+    (np.uint8, None, 128), (np.int8, None, 0), (np.uint16, None, 2**15), (np.int8, (-8, 7), 0),
+    (np.uint8, (0, 15), 7), (ml_dtypes.int4, None, 0), (ml_dtypes.uint4, None, 8),
+)  # fmt: skip
+by_class = pytest.mark.parametrize("kind", OBSERVERS, ids=lambda kind: kind.__name__)
+by_counting = pytest.mark.parametrize("kind", COUNTING, ids=lambda kind: kind.__name__)
+rng = np.random.default_rng
+
+
+def data(shape, seed=0):
+    """Return float32 data with some outliers."""
+    return (rng(seed).normal(0, 1, shape) ** 3).astype(np.float32)
+
+
+def bounds_of(bounds):
+    return {} if bounds is None else {"quant_min": bounds[0], "quant_max": bounds[1]}
+
+
+def same_state(a, b):
+    assert list(a.state_dict()) == list(b.state_dict())
+    for key, array in a.state_dict().items():
+        assert_same(array, b.state_dict()[key], key)
+
+
+# --- ranges -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_extremes(dtype, axis):
+    arrays = [data((3, 5, 7), seed).astype(dtype) for seed in range(3)]
+    seen = [oracle.extremes(x, axis) for x in arrays]
+    options = {} if axis is None else {"ch_axis": axis}
+    ours = (MinMaxObserver if axis is None else PerChannelMinMaxObserver)(**options)
+    for x in arrays:
+        assert ours(x) is x
+    assert_same(ours.min_val, np.min([low for low, _ in seen], axis=0))
+    assert_same(ours.max_val, np.max([high for _, high in seen], axis=0))
+
+    moving = (PER_TENSOR if axis is None else PER_CHANNEL)[1](averaging_constant=0.3, **options)
+    low, high = seen[0]
+    moving(arrays[0])
+    for x, (least, greatest) in zip(arrays[1:], seen[1:], strict=True):
+        moving(x)
+        low, high = oracle.move(low, least, 0.3), oracle.move(high, greatest, 0.3)
+    assert_same(moving.min_val, np.asarray(low))
+    assert_same(moving.max_val, np.asarray(high))
+
+
+@pytest.mark.parametrize("qscheme", PerChannelMinMaxObserver._schemes)
+@pytest.mark.parametrize(("dtype", "bounds", "middle"), RANGES)
+def test_qparams(qscheme, dtype, bounds, middle):
+    """One range a channel: on both sides, on one, empty, huge, tiny, infinite, NaN."""
+    low = np.array([-1.3, 1, -3, 0, -1e30, -1e-40, -np.inf, np.nan, 0.1], np.float32)
+    high = np.array([2.7, 2, -1, 0, 3e30, 1e-39, 1, np.nan, 0.1], np.float32)
+    observer = PerChannelMinMaxObserver(1, dtype, qscheme, **bounds_of(bounds))
+    observer(np.stack([low, high]))
+    lo, hi = bounds or nq.dtypes.BOUNDS[np.dtype(dtype)]
+    assert (observer.quant_min, observer.quant_max) == (lo, hi)
+    assert_same(observer.calculate_qparams(), oracle.qparams(low, high, lo, hi, qscheme, middle))
+
+
+def test_reduced_range():
+    for dtype, bounds in ((np.int8, (-64, 63)), (np.uint8, (0, 127))):
+        observer = MinMaxObserver(dtype, reduce_range=True)
+        assert (observer.quant_min, observer.quant_max) == bounds
+    observer = MinMaxObserver(np.int8, reduce_range=True, quant_min=-7, quant_max=7)
+    assert (observer.quant_min, observer.quant_max) == (-4, 3)
+
+
+def test_eps_is_the_least_scale():
+    observer = MinMaxObserver(eps=0.01)
+    observer(np.zeros(3, np.float32))
+    assert_same(observer.calculate_qparams()[0], np.array([0.01], np.float32))
+
+
+@by_class
+def test_nothing_seen(kind):
+    observer = kind()
+    observer(np.empty((0, 3), np.float32))
+    observer(nq.ArraySpec((2, 3), np.float32))
+    with pytest.warns(UserWarning, match="nothing was observed"):
+        got = observer.calculate_qparams()
+    assert_same(got, (np.ones(1, np.float32), np.zeros(1, np.int64)))
+
+
+@by_class
+def test_reset(kind):
+    observer, new = kind(), kind()
+    observer(data((4, 50)))
+    observer.reset_min_max_vals()
+    same_state(observer, new)
+
+
+def test_dynamic():
+    assert MovingAverageMinMaxObserver(1, is_dynamic=True).is_dynamic
+    assert MinMaxObserver(is_dynamic=True).is_dynamic
+
+
+# --- PyTorch's histogram ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bins", [256, 100])
+def test_histogram(dtype, bins):
+    ours, theirs = HistogramObserver(bins, np.int8), oracle.Histogram(bins)
+    for seed in range(4):
+        x = (data(3000, seed) * (seed + 1)).astype(dtype)
+        ours(x)
+        theirs.observe(x)
+        assert_same(ours.histogram, theirs.counts)
+    assert_same((ours.min_val, ours.max_val), (theirs.low, theirs.high))
+    low, high = oracle.clip_linear(theirs.counts, theirs.low, theirs.high, 256)
+    assert (low, high) != (theirs.low, theirs.high)
+    expected = oracle.qparams(low, high, -128, 127, "per_tensor_affine", 0)
+    assert_same(ours.calculate_qparams(), expected)
+
+
+def test_histogram_of_edges():
+    """Values on the edges of bins and beside them, where the order of the steps shows."""
+    edges = np.linspace(-1.7234567, 3.9876543, 1001).astype(np.float32)
+    inner = edges[1:-1]
+    x = np.concatenate([edges, np.nextafter(inner, np.float32(9)), np.nextafter(inner, -inner)])
+    ours, theirs = HistogramObserver(1000), oracle.Histogram(1000)
+    ours(x)
+    theirs.observe(x)
+    assert_same(ours.histogram, theirs.counts)
+
+
+def test_clipping_error():
+    """Each of its roundings, not only the range that it leads to."""
+    counts = oracle.histc(data(2000), 100, -9, 9)
+    for start, end in ((0, 99), (3, 90), (40, 60)):
+        args = counts, np.float32(-9), np.float32(9), start, end, 16
+        got = cpu.histogram._clipping_error(*args, np.empty(100, np.float32))
+        assert_same(got, oracle.clipping_error(*args))
+
+
+@pytest.mark.parametrize("v", [0.0, 3.0, -(2.0**24), 2.0**25, 1e30])
+def test_histogram_of_one_value(v):
+    ours, theirs = HistogramObserver(64), oracle.Histogram(64)
+    for x in ([v, v], [v], [v, v + 1e30, 2 * v]):
+        ours(np.array(x, np.float32))
+        theirs.observe(np.array(x, np.float32))
+        assert_same(ours.histogram, theirs.counts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_upsample_rate(parts):
+    ours, theirs = HistogramObserver(50, upsample_rate=parts), oracle.Histogram(50, parts)
+    for seed in range(3):
+        ours(data(500, seed) * seed)
+        theirs.observe(data(500, seed) * seed)
+    assert_same(ours.histogram, theirs.counts)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 7, 8, 100, 1000, 2048, 5001])
+def test_the_order_of_torch_sum(n):
+    """From the contract's golden sum, and cascades long enough for each level."""
+    if n == 100:
+        assert_same(oracle.torch_sum(1 / np.arange(1, 101, dtype=np.float32)),
+                    np.uint32(0x40A5FF00).view(np.float32))  # fmt: skip
+    x = data(n) * 100
+    assert_same(cpu.histogram._torch_sum(x), oracle.torch_sum(x))
+
+
+def test_floor_division_has_the_bits_of_fmod():
+    random = rng(0)
+    a = (random.normal(size=4000) * 10.0 ** random.uniform(-3, 8, 4000)).astype(np.float32)
+    b = (10.0 ** random.uniform(-6, 2, 4000)).astype(np.float32)
+    a[:1000] = np.rint(a[:1000]) * b[:1000]
+    with np.errstate(all="ignore"):
+        expected = np.floor_divide(a, b)
+    got = [floor_divided(u, v) for u, v in zip(a, b, strict=True)]
+    assert_same(np.array(got, np.float32) + np.float32(0), expected + np.float32(0))
+
+
+def test_counts_are_exact_where_the_type_of_the_data_is_not():
+    """PyTorch counts float16 in float16, which ends at 2048 (D26)."""
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        observer = HistogramObserver()
+        observer(np.full(5000, 0.5, dtype))
+        assert observer.histogram.sum() == 5000
+
+
+def test_values_whose_place_overflows_have_their_own_bins():
+    """PyTorch puts them into the first bin (D26)."""
+    observer = HistogramObserver(4)
+    observer(np.array([0, 1e38, 2e38, 3e38], np.float32))
+    assert observer.histogram.tolist() == [1, 1, 1, 1]
+
+
+# --- doubling histograms ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_doubling_histogram(dtype, axis):
+    x = (data((4, 6, 50)) * 10.0 ** np.arange(-3, 3)[:, None]).astype(dtype)
+    observer = PercentileObserver(bins=64, ch_axis=axis)
+    for part in x[:, :, :20], x[:, :, 20:]:
+        observer(part)
+    rows = [x] if axis is None else np.moveaxis(x, axis, 0)
+    counts, exponents = zip(*[oracle.doubling(row, 64) for row in rows], strict=True)
+    assert_same(observer.histogram.reshape(-1, 64), np.array(counts))
+    assert_same(observer.exponent.reshape(-1), np.array(exponents, np.int32))
+    low, high = oracle.extremes(x, axis)
+    assert_same((observer.min_val, observer.max_val), (np.asarray(low), np.asarray(high)))
+
+
+@pytest.mark.parametrize("times", [1, 2, 4, 8, 100])
+def test_doubling(times):
+    x = data(500)
+    observer = PercentileObserver(bins=256)
+    observer(x)
+    observer(x * times)
+    assert_same(observer.histogram, oracle.doubling(np.concatenate([x, x * times]), 256)[0])
+
+
+SIZES = st.floats(-(2.0**127), 2.0**127, width=32) | st.sampled_from(
+    [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0]
+)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=40), st.data())
+def test_neither_cuts_nor_merging_change_a_bit(values, draw):
+    x = np.array(values, np.float32)
+    cuts = sorted(draw.draw(st.lists(st.integers(0, x.size), max_size=4)))
+    whole, one_by_one = MSEObserver(bins=64), MSEObserver(bins=64)
+    whole(x)
+    merged = []
+    for part in np.split(draw.draw(st.permutations(values)) and x, cuts):
+        one_by_one(part)
+        merged.append(MSEObserver(bins=64))
+        merged[-1](part)
+    total = MSEObserver(bins=64)
+    for observer in draw.draw(st.permutations(merged)):
+        total.merge(observer)
+    counts, exponent = oracle.doubling(x, 64)
+    assert_same(whole.histogram, counts)
+    assert whole.exponent == exponent
+    same_state(whole, one_by_one)
+    same_state(whole, total)
+
+
+@pytest.mark.parametrize("percentile", [100, 99, 75, 50.1])
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_percentile(percentile, one_sided):
+    x = abs(data(1000)) if one_sided else data(1000)  # 75 % are a whole number of them
+    counts, exponent = oracle.doubling(x, 256)
+    edge = oracle.edges(256, exponent)
+    for qscheme in PercentileObserver._schemes[:2]:
+        observer = PercentileObserver(percentile, 256, qscheme=qscheme)
+        observer(x)
+        low, high = observer._range()
+        if qscheme.endswith("symmetric"):
+            sizes = counts[128:] + counts[:128][::-1]
+            v = oracle.value_of_rank(sizes, edge[128:], x.size * (percentile / 100))
+            expected = -v, v
+        else:
+            ranks = x.size * ((100 - percentile) / 100), x.size * (percentile / 100)
+            expected = [oracle.value_of_rank(counts, edge, rank) for rank in ranks]
+        expected = np.clip(np.array(expected, np.float32), x.min(), x.max())
+        assert_same(np.concatenate([low, high]), expected)
+        if percentile == 100 and qscheme.endswith("affine"):
+            assert (low[0], high[0]) == (x.min(), x.max())
+
+
+def test_percentile_is_that_of_the_data_within_a_bin():
+    x = data(20000)
+    observer = PercentileObserver(99.0, 4096)
+    observer(x)
+    width = np.ldexp(2.0 / 4096, int(observer.exponent))
+    low, high = observer._range()
+    for got, q in ((low, 1), (high, 99)):
+        # The exact value of that rank lies in the bin in which the estimate lies too.
+        exact = np.percentile(x.astype(np.float64), q, method="inverted_cdf")
+        assert abs(got[0] - exact) <= width
+
+
+def _error_of(observer, x, low, high):
+    counts, exponent = oracle.doubling(x, observer.bins)
+    lo, hi = observer.quant_min, observer.quant_max
+    scale, z = oracle.qparams(
+        np.float32(low), np.float32(high), lo, hi, observer.qscheme, observer._middle
+    )
+    edge = oracle.edges(observer.bins, exponent)
+    return oracle.squared_error(
+        counts, edge, float(x.min()), float(x.max()), scale[0], lo, hi, z[0]
+    )
+
+
+@pytest.mark.parametrize("kind", ["two sides", "one side", "grid", "constant"])
+@pytest.mark.parametrize("qscheme", MSEObserver._schemes[:2])
+def test_mse(qscheme, kind):
+    x = {"two sides": data(500), "one side": abs(data(500)), "grid": np.rint(data(500)),
+         "constant": np.full(9, 0.3, np.float32)}[kind]  # fmt: skip
+    observer = MSEObserver(64, qscheme=qscheme, dtype=ml_dtypes.int4)
+    observer(x)
+    low, high = (float(v[0]) for v in observer._range())
+    least, greatest = float(x.min()), float(x.max())
+    found = _error_of(observer, x, low, high)
+    # Both sums add some thousand terms of float64, each within a few ulp of the whole.
+    slack = 1 + 1e-9
+    if qscheme.endswith("symmetric"):
+        reach = max(-least, greatest)
+        tried = [(-reach * n / 100, reach * n / 100) for n in range(1, 101)]
+    else:
+        tried = [(least * n / 100, greatest * n / 100) for n in range(1, 101)]
+        tried += [(low, greatest * n / 100) for n in range(1, 101)]
+        tried += [(least * n / 100, high) for n in range(1, 101)]
+    assert found <= min(_error_of(observer, x, a, b) for a, b in tried) * slack + 1e-12
+    if kind == "two sides":
+        assert high < greatest or low > least
+
+
+def test_mse_of_more_codes_than_bins():
+    """The error of a bin is its integral: with codes far narrower than bins nothing is clipped."""
+    observer = MSEObserver(64, dtype=np.int16)
+    x = rng(0).uniform(-1, 1, 5000).astype(np.float32)
+    observer(x)
+    low, high = observer._range()
+    assert (low[0], high[0]) == (x.min(), x.max())
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+@pytest.mark.parametrize("qscheme", EntropyObserver._schemes[:2])
+def test_entropy(qscheme, one_sided):
+    x = rng(3).normal(size=4000).astype(np.float32)
+    x = np.concatenate([abs(x) if one_sided else x, np.float32([9, 14])])
+    observer = EntropyObserver(256, qscheme=qscheme, dtype=ml_dtypes.int4)
+    observer(x)
+    counts, exponent = oracle.doubling(x, 256)
+    levels = 16 if one_sided and qscheme.endswith("affine") else 8
+    found = oracle.divergences(counts[128:] + counts[:128][::-1], levels)
+    low, high = observer._range()
+    kept = round(float(high[0]) / np.ldexp(1 / 128, exponent))
+    # Sums of at most 128 terms below 10, in float64: 1e-12 is far beyond their rounding.
+    assert found[kept] <= min(found.values()) + 1e-12
+    assert kept < max(found)
+    assert low[0] == max(x.min(), -high[0])
+
+
+def test_entropy_of_bins_as_they_are():
+    """Nothing is lost by clipping nothing when each bin has a code."""
+    observer = EntropyObserver(64, dtype=ml_dtypes.int4, qscheme="per_tensor_symmetric")
+    x = np.array([-1, 1, 1, 0.5], np.float32)
+    observer(x)
+    assert observer._range()[1][0] == 1
+
+
+@by_counting
+def test_channels_are_independent(kind):
+    x = data((5, 300))
+    x[3] = 0
+    scales, zero_points = [], []
+    for row in x:
+        observer = kind(512, dtype=ml_dtypes.int4) if kind is not PercentileObserver else kind(99)
+        observer(row)
+        scale, z = observer.calculate_qparams()
+        scales.append(scale[0])
+        zero_points.append(z[0])
+    together = (
+        kind(512, 1, dtype=ml_dtypes.int4)
+        if kind is not PercentileObserver
+        else kind(99, ch_axis=1)
+    )
+    together(np.ascontiguousarray(x.T))
+    if kind is not PercentileObserver:
+        together.ch_axis = -1
+    expected = np.array(scales, np.float32), np.array(zero_points, np.int32)
+    assert_same(together.calculate_qparams(), expected)
+
+
+# --- what is not finite -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [HistogramObserver, *COUNTING])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_nan_is_refused_and_nothing_changes(kind, dtype):
+    observer = kind()
+    observer(data(50).astype(dtype))
+    before = copy.deepcopy(observer)
+    x = np.array([1e3, np.nan, -1e3]).astype(dtype)
+    for bad in (x, -x, np.array([np.inf, np.nan]).astype(dtype)):
+        with pytest.raises(ValueError, match="x must not have a NaN"):
+            observer(bad)
+    same_state(observer, before)
+
+
+@pytest.mark.parametrize("kind", [HistogramObserver, *COUNTING])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("axis", [None, 1])
+def test_infinities_are_left_out(kind, dtype, axis):
+    if axis is not None and kind is HistogramObserver:
+        return
+    options = {} if axis is None else {"ch_axis": axis}
+    observer, finite = kind(**options), kind(**options)
+    x = data((40, 3)).astype(dtype)
+    finite(x)
+    y = np.concatenate([x, np.full((1, 3), np.inf).astype(dtype), -np.full((1, 3), np.inf, dtype)])
+    with pytest.warns(UserWarning, match="infinities"):
+        observer(y)
+    with pytest.warns(UserWarning, match="infinities"):
+        observer(y[-2:])
+    same_state(observer, finite)
+
+
+def test_what_overflows_float32_is_infinite():
+    observer, finite = HistogramObserver(), HistogramObserver()
+    finite(np.array([1.0, 2.0]))
+    with pytest.warns(UserWarning, match="infinities"):
+        observer(np.array([1.0, 1e300, 2.0]))
+    same_state(observer, finite)
+
+
+def test_a_range_that_is_no_float32():
+    observer = HistogramObserver()
+    with pytest.raises(ValueError, match="x must have a range that is a float32"):
+        observer(np.array([-3e38, 3e38], np.float32))
+    same_state(observer, HistogramObserver())
+
+
+def test_a_channel_without_finite_values():
+    observer = PercentileObserver(ch_axis=0)
+    with pytest.warns(UserWarning, match="infinities"):
+        observer(np.array([[np.inf, np.inf], [1, 2]], np.float32))
+    scale, _ = observer.calculate_qparams()
+    assert_same(scale, np.array([2.0**-23, 2 / np.float32(255)], np.float32))
+
+
+# --- layouts, threads -------------------------------------------------------------------------
+
+LAYOUTS = {
+    "fortran": np.asfortranarray,
+    "strided": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    "reversed": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
+    "channels last": lambda x: np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+    "unaligned": lambda x: np.frombuffer(b"0" + x.tobytes(), x.dtype, offset=1).reshape(x.shape),
+    "swapped": lambda x: x.astype(x.dtype.newbyteorder()),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@by_class
+def test_layout(kind, layout):
+    x = data((5, 4, 30, 60))
+    axes = range(4) if kind in (*PER_CHANNEL, PercentileObserver) else [None]
+    for axis in axes:
+        options = {} if axis is None else {"ch_axis": axis}
+        one, other = kind(**options), kind(**options)
+        one(x)
+        other(LAYOUTS[layout](x))
+        same_state(one, other)
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_threads(axis):
+    """Large enough for parallel kernels."""
+    before = numba.get_num_threads()
+    x = data((1 << 12, 40))
+    observers = []
+    for threads in (1, max(2, before)):
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        try:
+            observers.append(PercentileObserver(bins=256, ch_axis=axis))
+            observers[-1](x)
+        finally:
+            numba.set_num_threads(before)
+    same_state(*observers)
+    rows = [x] if axis is None else x.T
+    counts = np.array([oracle.doubling(row, 256)[0] for row in rows])
+    assert_same(observers[1].histogram.reshape(-1, 256), counts)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_counts_do_not_depend_on_the_parts(parts, monkeypatch):
+    """A part of a channel more or less: the longest is cut down."""
+    x = data((3, 1000))
+    monkeypatch.setattr(cpu.histogram, "LONGEST", -(-1000 // parts))
+    counts = np.zeros((3, 64), np.int64)
+    exponents = [oracle.doubling(row, 64)[1] for row in x]
+    bound = np.ldexp(np.float32(1), exponents)
+    cpu.count_doubling(Granularity(3, 1000, 0), x, 32 / bound, bound, counts)
+    assert_same(counts, np.array([oracle.doubling(row, 64)[0] for row in x]))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "permuted", "strided"])
+@by_class
+def test_no_temporary_of_the_size_of_the_input(kind, layout):
+    """Beside tests/test_memory.py's bound: the counts of both arrays, and a copy of each."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        observer = kind()
+        x = memory.LAYOUTS[layout](data(memory.SHAPE))
+        observer(x)  # compiles
+        allowed = memory.BOUND + 4 * sum(v.nbytes for v in observer.state_dict().values())
+        assert allowed < x.nbytes / 2
+        for v in (x, x * 3):
+            assert memory.peak(lambda v=v: observer(v)[:0]) <= allowed
+    finally:
+        numba.set_num_threads(before)
+
+
+# --- merging and state ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [MinMaxObserver, PerChannelMinMaxObserver, *COUNTING])
+def test_merge(kind):
+    x = data((4, 60))
+    whole, one, other, none = kind(), kind(), kind(), kind()
+    whole(x)
+    one(x[:, :10])
+    other(x[:, 10:])
+    before = copy.deepcopy(other)
+    one.merge(none)
+    one.merge(other)
+    none.merge(one)
+    for merged in (one, none):
+        same_state(merged, whole)
+    same_state(other, before)
+    one(x * 9)
+    same_state(none, whole)
+
+
+@pytest.mark.parametrize(
+    "kind", [HistogramObserver, MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver]
+)
+def test_what_cannot_merge_says_why(kind):
+    with pytest.raises(TypeError, match=r"cannot be merged: .* order in which arrays came"):
+        kind().merge(kind())
+
+
+@by_class
+def test_state(kind):
+    observer = kind()
+    observer(data((4, 60)))
+    state = observer.state_dict()
+    for new in (kind(), pickle.loads(pickle.dumps(observer)), copy.copy(observer)):
+        if new.min_val.size == 0 or (new.min_val.ndim == 0 and new.min_val == np.inf):
+            new.load_state_dict(state)
+        same_state(new, observer)
+        assert_same(new.calculate_qparams(), observer.calculate_qparams())
+        new(data((4, 60)) * 2)
+    for key, array in observer.state_dict().items():
+        assert_same(array, state[key], "shared state")
+        array += 1
+    same_state(observer, pickle.loads(pickle.dumps(observer)))
+    assert not np.array_equal(observer.state_dict()["eps"], array)
+
+
+STATE_FAULTS = [
+    (lambda s: [1], TypeError, "state_dict must be a mapping"),
+    (lambda s: {k: v for k, v in s.items() if k != "eps"}, ValueError, "must have the key 'eps'"),
+    (lambda s: s | {"foreign": s["eps"]}, ValueError, "got 'foreign' too"),
+    (lambda s: s | {"eps": 1.0}, TypeError, r"\['eps'\] must be a NumPy array"),
+    (lambda s: s | {"eps": s["eps"].astype(float)}, TypeError, "must have the dtype float32"),
+    (lambda s: s | {"eps": s["eps"][:0]}, ValueError, r"must have the shape \(1,\)"),
+    (lambda s: s | {"eps": -s["eps"]}, ValueError, "must be positive"),
+    (
+        lambda s: s | {"min_val": np.asarray(s["max_val"] + 1)},
+        ValueError,
+        "must not exceed max_val",
+    ),
+    (lambda s: s | {"max_val": np.zeros((7, 7), np.float32)}, ValueError, "must have the shape"),
+]
+
+
+@by_class
+@pytest.mark.parametrize(("spoil", "error", "message"), STATE_FAULTS)
+def test_wrong_state(kind, spoil, error, message):
+    observer = kind()
+    observer(data((4, 60)))
+    before = copy.deepcopy(observer)
+    other = kind()
+    other(data((4, 60), 1))
+    with pytest.raises(error, match=message):
+        observer.load_state_dict(spoil(other.state_dict()))
+    same_state(observer, before)
+
+
+@pytest.mark.parametrize("kind", [HistogramObserver, *COUNTING])
+def test_wrong_counts(kind):
+    observer = kind()
+    observer(data(60))
+    for histogram in (-observer.histogram, observer.histogram[1:]):
+        with pytest.raises(ValueError, match=r"\['histogram'\] must have"):
+            observer.load_state_dict(observer.state_dict() | {"histogram": histogram})
+    if kind is not HistogramObserver:
+        low = np.array(-90, np.int32)
+        with pytest.raises(ValueError, match=r"\['exponent'\] must be at least"):
+            observer.load_state_dict(observer.state_dict() | {"exponent": low})
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+ERRORS = [
+    (lambda: MinMaxObserver(quant_min=0), ValueError, "both or neither"),
+    (lambda: MinMaxObserver(quant_max=0), ValueError, "both or neither"),
+    (lambda: MinMaxObserver(quant_min=0, quant_max=256), ValueError, "must lie within 0..255"),
+    (lambda: MinMaxObserver(quant_min=3, quant_max=9), ValueError, "quant_min <= 0"),
+    (lambda: MinMaxObserver(quant_min=0, quant_max=0), ValueError, "quant_min < quant_max"),
+    (lambda: MinMaxObserver(quant_min=0.5, quant_max=9), TypeError, "quant_min must be an integer"),
+    (lambda: MinMaxObserver(np.float32), TypeError, "dtype must be one of"),
+    (lambda: MinMaxObserver(qscheme="per_channel_affine"), ValueError, "qscheme must be one of"),
+    (lambda: MinMaxObserver(qscheme=3), TypeError, "qscheme must be a string"),
+    (lambda: MinMaxObserver(eps=0), ValueError, "eps must be positive"),
+    (lambda: MinMaxObserver(eps=None), TypeError, "eps must be a number"),
+    (lambda: MinMaxObserver(np.int16, reduce_range=True), ValueError, "reduce_range must be off"),
+    (lambda: MinMaxObserver(np.uint8, "per_tensor_symmetric", True), ValueError, "reduce_range"),
+    (lambda: MovingAverageMinMaxObserver(np.nan), ValueError, "averaging_constant must be finite"),
+    (lambda: MovingAverageMinMaxObserver(is_dynamic=True), ValueError, "averaging_constant must"),
+    (lambda: PerChannelMinMaxObserver(is_dynamic=True), ValueError, "is_dynamic must be False"),
+    (lambda: HistogramObserver(is_dynamic=True), ValueError, "is_dynamic must be False"),
+    (lambda: PerChannelMinMaxObserver(0.5), TypeError, "ch_axis must be an integer"),
+    (lambda: HistogramObserver(0), ValueError, "bins must lie within"),
+    (lambda: HistogramObserver(upsample_rate=0), ValueError, "upsample_rate must lie within"),
+    (lambda: HistogramObserver(dtype=ml_dtypes.float8_e5m2), TypeError, "evenly spaced"),
+    (lambda: MSEObserver(100), ValueError, "bins must be a power of two"),
+    (lambda: MSEObserver(qscheme="per_channel_affine"), ValueError, "qscheme must be one of"),
+    (lambda: MSEObserver(ch_axis=0, qscheme="per_tensor_affine"), ValueError, "qscheme must be"),
+    (lambda: PercentileObserver(50), ValueError, "percentile must be more than 50"),
+    (lambda: PercentileObserver(100.1), ValueError, "percentile must be more than 50"),
+    (lambda: EntropyObserver(dtype=np.int16), ValueError, "bins must be at least four times"),
+    (lambda: MinMaxObserver()([1.0]), TypeError, "x must be a NumPy array"),
+    (lambda: MinMaxObserver()(np.array([True])), TypeError, "x must have a dtype among"),
+    (lambda: PerChannelMinMaxObserver(1)(data(3)), ValueError, "ch_axis must be an axis of input"),
+    (lambda: MSEObserver(ch_axis=0)(np.float32(1)), ValueError, "ch_axis must be an axis"),
+    (lambda: MinMaxObserver().merge(HistogramObserver()), TypeError, "other must be a MinMax"),
+    (lambda: MinMaxObserver().merge(MinMaxObserver(np.int8)), ValueError, "must have the dtype"),
+    (lambda: MSEObserver(64).merge(MSEObserver(128)), ValueError, "other must have the bins"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
+def test_wrong_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("kind", [*PER_CHANNEL, *COUNTING])
+def test_other_channels_than_before(kind):
+    observer = kind(ch_axis=0)
+    observer(data((4, 30)))
+    before = copy.deepcopy(observer)
+    for n in (1, 5):
+        with pytest.raises(ValueError, match=f"x must have 4 channels .* got {n}"):
+            observer(data((n, 30)))
+    same_state(observer, before)
+    if kind not in PER_CHANNEL[1:]:
+        other = kind(ch_axis=0)
+        other(data((5, 30)))
+        with pytest.raises(ValueError, match="other must have 4 channels, got 5"):
+            observer.merge(other)
+
+
+def test_vectors_have_channels_too():
+    """PyTorch fails (D25)."""
+    observer = PerChannelMinMaxObserver()
+    observer(np.array([1, -2, 3], np.float32))
+    assert observer.max_val.tolist() == [1, -2, 3]
+
+
+# --- modules ----------------------------------------------------------------------------------
+
+
+class Held:
+    def __init__(self, value):
+        self.value = value
+
+
+class Pair(Module):
+    _parameters = ("scale",)
+    _buffers = ("count",)
+    _modules = ("observer",)
+
+    def __init__(self):
+        self.scale, self.count = Held(np.ones(1)), np.zeros((), np.int64)
+        self.observer = MinMaxObserver()
+
+    def forward(self, call, x):
+        return call(np.add, self.observer.forward(call, x), 1)
+
+    def extra_repr(self):
+        return f"count={self.count}"
+
+
+def test_module():
+    pair, steps = Pair(), []
+    x = np.array([1, 2], np.float32)
+    assert_same(pair(x), x + 1)
+    pair.forward(lambda f, *args: steps.append((f, args[1])), x)
+    assert steps == [(np.add, 1)]
+    assert list(pair.state_dict()) == [
+        "scale", "count", "observer.eps", "observer.min_val", "observer.max_val",
+    ]  # fmt: skip
+    assert repr(pair) == (
+        "Pair(\n  count=0\n  (observer): MinMaxObserver(min_val=1.0, max_val=2.0)\n)"
+    )
+    state = pair.state_dict() | {"scale": np.full(1, 5.0)}
+    other, held = Pair(), None
+    held = other.scale
+    other.load_state_dict(state)
+    assert other.scale is held
+    same_state(other, Pair.__copy__(other))
+    assert other.scale.value[0] == 5
+    bad = state | {"scale": np.full(1, 7.0), "observer.eps": np.ones(2, np.float32)}
+    with pytest.raises(ValueError, match=r"state_dict\['observer.eps'\] must have the shape"):
+        other.load_state_dict(bad)
+    assert other.scale.value[0] == 5
+    with pytest.raises(NotImplementedError, match="Module has no forward"):
+        Module()(x)
+
+
+def test_repr():
+    observer = PerChannelMinMaxObserver()
+    assert repr(observer) == "PerChannelMinMaxObserver(min_val=[], max_val=[])"
+    assert repr(MinMaxObserver()) == "MinMaxObserver(min_val=inf, max_val=-inf)"
+
+
+# --- documentation ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [kind.__name__ for kind in OBSERVERS])
+def test_docstring(name):
+    rules = set(ERROR_MSGS) - {"GL01"}
+    errors = validate(f"npquant.modules.{name}")["errors"]
+    assert [e for e in errors if e[0] in rules] == []
+    doc = get_doc_object(getattr(npq, name))
+    assert [e.type for e in doc["Raises"]] == ["TypeError", "ValueError"]
+    notes = " ".join(doc["Notes"])
+    assert ("``torch.ao.quantization." in notes) != ("PyTorch has no such" in notes)
+
+
+def test_examples():
+    report = []
+    for test in doctest.DocTestFinder().find(importlib.import_module("npquant.modules.observers")):
+        doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert "".join(report) == ""
+
+
+def test_public_names():
+    assert npq.__all__ == sorted(npq.__all__)
+    for name in ("Observer", "Module", *(kind.__name__ for kind in OBSERVERS)):
+        assert name in npq.__all__
+
+
+def test_the_oracle_imports_nothing_from_npquant():
+    assert set(imports(Path(__file__).parent / "oracle_observers.py")) <= {
+        "itertools", "math", "numpy", "oracle",
+    }  # fmt: skip
