@@ -24,10 +24,12 @@ from typing import Any
 
 import numba
 import numpy as np
-from benchmarks import peers
-from benchmarks.cases import CASES, QUICK, Call, Case
+from benchmarks import cases, peers, work
+from benchmarks.cases import QUICK, Call, Case
 
 import npquant
+
+CASES = cases.CASES | work.CASES
 
 #: How long a sample takes, about: many calls of a small array, one of a large one.
 SAMPLE_SECONDS = 0.002
@@ -41,7 +43,7 @@ NUMERIC = COLUMNS[3:5] + COLUMNS[6:]
 RATIOS = COLUMNS[8:]
 
 #: The peers that are PyTorch's own call of the same op.
-SAME_OP = ("torch", "torch decomposed")
+SAME_OP = ("torch", "torch decomposed", "torch work")
 
 
 def loops(call: Call) -> int:
@@ -222,8 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     most = numba.config.NUMBA_NUM_THREADS
     if not 1 <= options.threads <= most:
         parser.error(f"--threads must be within 1..{most}, got {options.threads}")
-    cases = selected(options.quick, options.only)
-    if not cases:
+    chosen = selected(options.quick, options.only)
+    if not chosen:
         parser.error(f"no case matches --only {options.only!r}")
 
     numba.set_num_threads(options.threads)
@@ -231,9 +233,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in about.items():
         print(f"{name}: {value}")
     print()
-    printer, rows = Printer(cases), []
+    printer, rows = Printer(chosen), []
     printer.line(list(COLUMNS))
-    for case in cases:
+    for case in chosen:
         rows.append(measure(case, seconds=0.5 if options.quick else 1.0))
         printer.row(rows[-1])
     print("", *summary(rows), sep="\n")

@@ -339,8 +339,8 @@ def single(value: Any, name: str) -> Any:
 
 def switch(value: Any, name: str, kind: type | None = None) -> bool:
     """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
-    if type(value) is int:
-        return value != 0
+    if type(value) is int and 0 <= value <= 1:
+        return value == 1
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:

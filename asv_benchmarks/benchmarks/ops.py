@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import numba
 
-from .cases import CASES
+from . import cases, work
+
+CASES = cases.CASES | work.CASES
 
 
 class _Op:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from . import work
 from .cases import Call, Case, Inputs
 
 _threads = 1
@@ -181,4 +182,5 @@ PEERS = {
     "torch decomposed": decomposed,
     "torch quantized": quantized,
     "onnxruntime": onnxruntime,
+    "torch work": work.peer,
 }

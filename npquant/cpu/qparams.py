@@ -71,19 +71,25 @@ class Move:
     """
 
     def __init__(self, formula: Callable[..., Any]) -> None:
-        def channels(begin: Any, end: Any, seen: Any, constant: Any, running: Any) -> None:
+        def channels(
+            begin: Any, end: Any, least: Any, greatest: Any, constant: Any, low: Any, high: Any
+        ) -> None:
             for c in range(begin, end):
-                running[c] = formula(running[c], seen[c], constant)
+                low[c] = formula(low[c], least[c], constant)
+                high[c] = formula(high[c], greatest[c], constant)
 
-        self._kernel = Kernel(
-            channels,
-            formula.__name__,
-            lambda d: (array_type(d), types.float32, array_type(d)),
-        )
+        def signature(dtype: Any) -> Types:
+            bound = array_type(dtype)
+            return bound, bound, types.float32, bound, bound
 
-    def __call__(self, seen: Array, constant: float, running: Array) -> None:
-        """Move `running` towards `seen`."""
-        self._kernel(seen.size, seen.size, (seen, constant, running), (seen.dtype,))
+        self._kernel = Kernel(channels, formula.__name__, signature)
+
+    def __call__(
+        self, least: Array, greatest: Array, constant: float, low: Array, high: Array
+    ) -> None:
+        """Move the running range `low`, `high` towards the one that was seen."""
+        args = (least, greatest, constant, low, high)
+        self._kernel(least.size, least.size, args, (least.dtype,))
 
 
 move = Move(f.moving_average)

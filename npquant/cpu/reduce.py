@@ -143,17 +143,24 @@ class Extremes:
             return np.empty(0, dtype), np.empty(0, dtype)
         shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
         least, greatest = np.empty(shape, kind), np.empty(shape, kind)
-        for layout, channels, tiles, (flat,) in channel_pieces(
-            granularity, (x,), (), TILE, ordered=False
-        ):
-            lo, hi = least[channels, tiles], greatest[channels, tiles]
-            args = (*layout, flat.size // layout.channels, flat, lo, hi)
-            beside = layout.inner == 1 and layout.channels > 1
-            kernel, n = (self._beside, lo.shape[1]) if beside else (self._runs, lo.size)
-            kernel(n, flat.size, args, (dtype, kind))
+        if plain(x):
+            layout = Layout(granularity.channels, granularity.inner)
+            self._piece(layout, x.reshape(x.size), least, greatest)
+        else:
+            for layout, some, tiles, (flat,) in channel_pieces(
+                granularity, (x,), (), TILE, ordered=False
+            ):
+                self._piece(layout, flat, least[some, tiles], greatest[some, tiles])
         lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
         _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
         return lo, hi
+
+    def _piece(self, layout: Layout, x: Array, least: Array, greatest: Array) -> None:
+        channels, inner = layout
+        args = (channels, inner, x.size // channels, x, least, greatest)
+        beside = inner == 1 and channels > 1
+        kernel, n = (self._beside, least.shape[1]) if beside else (self._runs, least.size)
+        kernel(n, x.size, args, (x.dtype, least.dtype))
 
 
 def _extremes_signature(dtype: Any, kind: Any) -> Types:

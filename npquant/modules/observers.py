@@ -668,10 +668,9 @@ def _widen_range(observer: Observer, least: Array, greatest: Array) -> None:
 
 def _move_range(observer: Observer, constant: float, least: Array, greatest: Array) -> None:
     if not observer._unset:
-        seen = least, greatest
-        least, greatest = observer.min_val.flatten(), observer.max_val.flatten()
-        for now, running in zip(seen, (least, greatest), strict=True):
-            backend.of(running).step_towards(now, constant, running)
+        low, high = observer.min_val.flatten(), observer.max_val.flatten()
+        backend.of(low).step_towards(least, greatest, constant, low, high)
+        least, greatest = low, high
     observer._set_range(least, greatest)
 
 

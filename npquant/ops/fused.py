@@ -277,8 +277,8 @@ def _fused(
     state = low, high, s, z
     low, high, s, z = (checks.flat(p) for p in state)
     if observe:
-        for running, seen in zip((low, high), lib.minmax(granularity, x), strict=True):
-            lib.move(checks.cast(seen, dtypes.float32), c, running)
+        seen = (checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x))
+        lib.move(*seen, c, low, high)
     if enabled:
         choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
         choose(low, high, (lo, hi), _SMALL_SCALE, 0, "float32", s, z)
