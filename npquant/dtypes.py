@@ -78,6 +78,14 @@ def target(dtype: Any, name: str = "dtype") -> DType:
     return found
 
 
+def integer_target(dtype: Any, name: str = "dtype") -> DType:
+    """`dtype` as one of codes that are integers."""
+    found = target(dtype, name)
+    if found in FLOAT8:
+        raise TypeError(f"{name} must be a dtype of integers, got {found}")
+    return found
+
+
 def floating(dtype: Any, name: str) -> DType:
     """`dtype` as one of the four floating dtypes."""
     found = canonical(dtype, name)

@@ -472,7 +472,7 @@ def adaround_codes(
     array([[ 0,  1],
            [-2,  7]], dtype=int8)
     """
-    x, target = checks.floats(input), checks.integer_target(dtype)
+    x, target = checks.floats(input), dtypes.integer_target(dtype)
     bounds = checks.bounds_of(quant_min, quant_max, target, type(x))
     return _called("adaround_codes", x, _decider(V, x), scale, zero_point, bounds, axis, group_size,
                    out, target)  # fmt: skip

@@ -98,8 +98,8 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input)
-    s = checks.number(checks.single(scale, "scale"), "scale", type(x))
-    z = checks.number(checks.single(zero_point, "zero_point"), "zero_point", type(x))
+    s = checks.single_number(scale, "scale", type(x))
+    z = checks.single_number(zero_point, "zero_point", type(x))
     numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype, type(x))
     y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
     backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)

@@ -1,0 +1,149 @@
+"""What kernels are told: constants and the names of precisions, remembered from call to call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from npquant import dtypes
+from npquant.checks.numbers import (
+    bounds,
+    bounds_of,
+    finite,
+    scale_float32,
+    scale_number,
+    zero_point_inside,
+    zero_point_number,
+)
+from npquant.checks.qparams import SMALL_ZERO_POINT
+from npquant.dtypes import DType
+from npquant.formulas import STEP_BACK
+
+#: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
+Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]
+T = TypeVar("T")
+
+#: Integers up to here, and their differences, are exact in float32 and in float64.
+EXACT32, EXACT64 = 2**23, 2**52
+
+
+def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
+    """The precision of codes: that of the input, while it holds them and their differences."""
+    exact = EXACT64 if dtype == dtypes.float64 else EXACT32
+    if lo < -exact or hi > exact or not -exact <= z <= exact:
+        return "wide"
+    return "float64" if dtype == dtypes.float64 else "float32"
+
+
+def rounded_bounds(lo: int, hi: int, dtype: DType) -> str:
+    """The precision of AdaRound's codes, which is that of the input and must hold them."""
+    name = precision(dtype, lo, hi)
+    if name == "wide":
+        exact = EXACT64 if dtype == dtypes.float64 else EXACT32
+        raise ValueError(
+            f"quant_min and quant_max must lie within {-exact}..{exact} for {dtype}, got {lo}..{hi}"
+        )
+    return name
+
+
+def _remembered(check: Callable[..., T]) -> Callable[..., T]:
+    """`check`, run once for the same numbers: the same qparams come again and again."""
+    fast = lru_cache(maxsize=1024, typed=True)(check)
+
+    @wraps(check)
+    def call(*args: Any) -> T:
+        try:
+            return fast(*args)
+        except TypeError:  # an array cannot be looked up, or something is wrong: check it anew
+            pass
+        return check(*args)
+
+    return call
+
+
+@_remembered
+def affine(
+    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, kind: type
+) -> Affine:
+    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds."""
+    s = scale_float32(scale, kind=kind)
+    lo, hi = bounds(quant_min, quant_max, kind)
+    z = zero_point_inside(zero_point, lo, hi, kind=kind)
+    return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
+
+
+@_remembered
+def learned_affine(
+    scale: float,
+    zero_point: float,
+    quant_min: Any,
+    quant_max: Any,
+    grad_factor: Any,
+    dtype: DType,
+    kind: type,
+) -> Affine:
+    """As `affine`, with a learned zero point: rounded to nearest even in float32, then clamped."""
+    s = scale_float32(scale, kind=kind)
+    lo, hi = bounds(quant_min, quant_max, kind)
+    finite(grad_factor, "grad_factor", kind)
+    if math.isnan(zero_point):
+        raise ValueError(f"zero_point must be a number, got {zero_point}")
+    with np.errstate(over="ignore"):
+        z32 = np.clip(np.rint(np.float32(zero_point)), np.float32(lo), np.float32(hi))
+    z = int(z32)
+    if not lo <= z <= hi:  # a bound that is no float32 was rounded to one outside
+        z = int(z32 * STEP_BACK)
+    return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
+
+
+def _names(code_: str) -> tuple[str, str, str]:
+    """The precision of a float32 scale, and of a zero point that is a code."""
+    return "float32", code_, code_
+
+
+@_remembered
+def quantizing(
+    scale: Any,
+    zero_point: Any,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: DType,
+    target: DType,
+    kind: type,
+) -> Affine:
+    """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64."""
+    s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
+    bounds_ = bounds_of(quant_min, quant_max, target, kind)
+    number = dtypes.compute(dtype).name
+    z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
+    return 1.0 / s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
+
+
+@_remembered
+def dequantizing(
+    scale: Any,
+    zero_point: Any,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: DType,
+    out_dtype: DType,
+    kind: type,
+) -> Affine:
+    """The arguments of dequantize_per_tensor."""
+    s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
+    bounds_of(quant_min, quant_max, dtype, kind)
+    return s, z, (0, 0, 0), (dtypes.compute(out_dtype).name, "float64", "float32")
+
+
+def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:
+    """lo, hi, and what a NaN becomes: the integer code nearest zero, or float8's NaN."""
+    return lo, hi, math.nan if target in dtypes.FLOAT8 else min(max(0, lo), hi)
+
+
+def code(dtype: DType, target: DType) -> str:
+    """The precision in which codes are clamped: the greatest int32 is no float32."""
+    return "int32" if target == np.int32 else dtypes.compute(dtype).name

@@ -1,0 +1,229 @@
+"""Numbers: given as such, or as the one element of an array."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npquant.checks.arrays import ARRAYS, Array, array, native
+from npquant.dtypes import BOUNDS, FLOATS, REALS, DType
+from npquant.errors import show
+from npquant.meta import ArraySpec
+
+# Between these, a number rounds to a positive finite float32.
+_LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+
+
+def integer(value: Any, name: str, kind: type | None = None) -> int:
+    """An integer, or the one element of an array (of floats: truncated, as PyTorch does)."""
+    if type(value) is int:
+        return value
+    if isinstance(value, ARRAYS):
+        n = one(value, name, kind)
+        if isinstance(n, float) and not math.isfinite(n):
+            raise ValueError(f"{name} must be finite, got {n}")
+        return int(n)
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {show(value)}") from None
+
+
+def one(value: Array, name: str, kind: type | None = None) -> float | int:
+    """The one element of an array, as a Python number; of a spec, a number that passes."""
+    value = array(value, name)
+    if type(value) is ArraySpec and kind is np.ndarray:
+        raise TypeError(f"{name} must not be an ArraySpec where input is an array, got {value}")
+    if value.size != 1:
+        raise ValueError(f"{name} must have one element, got {show(value)}")
+    value = native(value, name, REALS)
+    if value.dtype in FLOATS:
+        return 1.0 if type(value) is ArraySpec else float(value.item())
+    return 1 if type(value) is ArraySpec else int(value.item())
+
+
+def number(value: Any, name: str, kind: type | None = None) -> float:
+    """A real number, or the one element of an array."""
+    if type(value) is float:
+        return value
+    if type(value) is np.ndarray and value.size == 1 and value.dtype.kind in "fiu":
+        return float(value.item())
+    if isinstance(value, ARRAYS):
+        return float(one(value, name, kind))
+    numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
+    if not numeric or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {show(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must fit a float64, got {show(value)}") from None
+
+
+def scale_number(value: Any, name: str = "scale", kind: type | None = None) -> float:
+    """A scale: positive and finite."""
+    scale = number(value, name, kind)
+    if 0.0 < scale < math.inf:
+        return scale
+    raise ValueError(f"{name} must be positive and finite, got {scale}")
+
+
+def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> float:
+    """A scale that stays positive and finite in float32, in which it is used."""
+    scale = number(value, name, kind)
+    if _LEAST_FLOAT32 < scale < _BEYOND_FLOAT32:
+        return scale
+    raise ValueError(f"{name} must be positive and finite in float32, got {scale}")
+
+
+def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
+    """The least and the greatest code, of any width up to int64."""
+    lo = quant_min if type(quant_min) is int else _bound(quant_min, "quant_min", -(2**63), kind)
+    hi = quant_max if type(quant_max) is int else _bound(quant_max, "quant_max", 2**63 - 1, kind)
+    if lo > hi:
+        raise ValueError(f"quant_min must not exceed quant_max, got {show(lo)} > {show(hi)}")
+    if lo < -(2**63) or hi >= 2**63:
+        raise ValueError(f"quant_min and quant_max must fit int64, got {show(lo)} and {show(hi)}")
+    return lo, hi
+
+
+def _bound(value: Any, name: str, unknown: int, kind: type | None) -> int:
+    n = integer(value, name, kind)
+    return unknown if type(value) is ArraySpec else n
+
+
+def bounds_of(
+    quant_min: Any, quant_max: Any, dtype: DType, kind: type | None = None
+) -> tuple[int, int]:
+    """The least and the greatest code, within those of a dtype."""
+    lo, hi = bounds(quant_min, quant_max, kind)
+    least, greatest = BOUNDS[dtype]
+    lo = least if type(quant_min) is ArraySpec else lo
+    hi = greatest if type(quant_max) is ArraySpec else hi
+    if lo < least or hi > greatest:
+        raise ValueError(
+            f"quant_min and quant_max must lie within {least}..{greatest} for {dtype}, "
+            f"got {lo}..{hi}"
+        )
+    return lo, hi
+
+
+def bounds_around_zero(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
+    """The least and the greatest code, with zero between."""
+    lo, hi = bounds(quant_min, quant_max, kind)
+    if not lo <= 0 <= hi:
+        raise ValueError(f"quant_min <= 0 <= quant_max is required, got {lo} and {hi}")
+    return lo, hi
+
+
+def zero_point_inside(
+    value: Any, lo: int, hi: int, name: str = "zero_point", kind: type | None = None
+) -> int:
+    """An integer zero point between the bounds."""
+    z = value if type(value) is int else integer(value, name, kind)
+    if lo <= z <= hi or type(value) is ArraySpec:
+        return z
+    raise ValueError(f"{name} must lie within {lo}..{hi}, got {show(z)}")
+
+
+def zero_point_number(
+    value: Any, name: str = "zero_point", kind: type | None = None
+) -> int | float:
+    """A zero point: an integer, or the one element of an array, which may be fractional."""
+    if isinstance(value, ARRAYS):
+        z = one(value, name, kind)
+        if not math.isfinite(z):
+            raise ValueError(f"{name} must be finite, got {z}")
+        return z
+    z = integer(value, name)
+    if not -(2**63) <= z < 2**63:
+        raise ValueError(f"{name} must fit int64, got {show(z)}")
+    return z
+
+
+def truncated_int32(value: Any, name: str = "zero_point", kind: type | None = None) -> int:
+    """A zero point as PyTorch reads one from a tensor: truncated, and an int32."""
+    z = number(value, name, kind)
+    if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
+        raise ValueError(f"{name} must fit int32, got {z}")
+    return int(z)
+
+
+def finite(value: Any, name: str, kind: type | None = None) -> float:
+    """A finite number."""
+    v = number(value, name, kind)
+    if not math.isfinite(v):
+        raise ValueError(f"{name} must be finite, got {v}")
+    return v
+
+
+def single(value: Any, name: str) -> Any:
+    """A number, or an array of shape (1,) or ()."""
+    if isinstance(value, ARRAYS) and value.shape not in ((1,), ()):
+        raise ValueError(f"{name} must have the shape (1,) or (), got {value.shape}")
+    return value
+
+
+def single_number(value: Any, name: str, kind: type | None = None) -> float:
+    """A real number, or an array of shape (1,) or () that holds one."""
+    if type(value) is np.ndarray and value.size == 1 >= value.ndim and value.dtype.kind in "fiu":
+        return float(value.item())
+    return number(single(value, name), name, kind)
+
+
+def switch(value: Any, name: str, kind: type | None = None) -> bool:
+    """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
+    if type(value) is int and 0 <= value <= 1:
+        return value == 1
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
+        return bool(value.reshape(-1)[0])
+    n = number(value, name, kind)
+    if not math.isfinite(n):
+        raise ValueError(f"{name} must be finite, got {n}")
+    return int(n) != 0
+
+
+def shaping(value: Any, name: str) -> int:
+    """An integer that shapes depend on, and so no spec."""
+    if type(value) is ArraySpec:
+        raise TypeError(f"{name} must be an integer, got {value}")
+    return integer(value, name)
+
+
+def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
+    """An axis of `x`, counted from the front."""
+    a = axis if type(axis) is int else shaping(axis, name)
+    if not -x.ndim <= a < x.ndim:
+        raise ValueError(f"{name} must be an axis of input, of shape {x.shape}, got {show(a)}")
+    return a if a >= 0 else a + x.ndim
+
+
+def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str = "input") -> int:
+    """A group size that divides the last axis of `x`; a greater one means the whole axis."""
+    g = shaping(group_size, "group_size")
+    if ndim is not None and x.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} axes, got shape {x.shape}")
+    if x.ndim == 0:
+        raise ValueError("input must have an axis to be grouped, got shape ()")
+    width = x.shape[-1]
+    if g <= 1 or (g < width and width % g):
+        raise ValueError(
+            f"group_size must be at least 2 and divide the last axis of {name}, of shape "
+            f"{x.shape}, got {show(g)}"
+        )
+    return min(g, width) if width else g
+
+
+def at_least(value: Any, name: str, least: float, kind: type | None = None) -> float:
+    """A finite number that is not less than another."""
+    v = finite(value, name, kind)
+    if v < least:
+        raise ValueError(f"{name} must be at least {least}, got {v}")
+    return v

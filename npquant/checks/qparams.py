@@ -1,0 +1,177 @@
+"""Arrays of qparams: one number for each channel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npquant import dtypes
+from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, together
+from npquant.cpu.qparams import inside, outside
+from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
+from npquant.errors import show
+from npquant.meta import ArraySpec
+
+#: Integer zero points up to here keep codes of 16 bits within what `rounded_code` rounds.
+SMALL_ZERO_POINT = 2**20
+
+
+def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """One number a channel: an array of one of `shapes`; it comes back flat and contiguous."""
+    if type(value) is ArraySpec:
+        together(x, value, name)  # but real qparams tell a spec nothing wrong
+        p: Any = value
+    else:
+        p = value if type(value) is np.ndarray else array_of_numbers(value, name)
+    if p.dtype not in FLOATS:
+        p = native(p, name, REALS)
+    if p.shape not in shapes:
+        allowed = " or ".join(map(str, dict.fromkeys(shapes)))
+        raise ValueError(f"{name} must have the shape {allowed}, got {p.shape}")
+    if type(p) is ArraySpec:
+        return p
+    if p.ndim == 1 and p.flags.c_contiguous and p.flags.aligned:
+        return p
+    return flat(p)
+
+
+def array_of_numbers(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """An array, or what NumPy makes an array of numbers of: a list, a scalar."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        p: np.ndarray[Any, Any] = array(value, name)
+        return p
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise TypeError(f"{name} must be an array of numbers, got {show(value)}") from None
+
+
+def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> None:
+    """Every element of `p` between lo and hi, and so no NaN."""
+    if type(p) is ArraySpec:
+        return
+    i = outside(p, lo, hi)
+    if i >= 0:
+        allowed = allowed or f"within {lo}..{hi}"
+        raise ValueError(f"{name} must be {allowed}, got {p[i]} at index {i}")
+
+
+def sound(
+    scale: Any, zero_point: Any, shape: tuple[int, ...], kind: DType, lo: float, hi: float
+) -> bool:
+    """Whether the qparams are as they mostly are: nothing to convert and nothing to refuse.
+
+    That is float32 scales, and zero points of the dtype `kind` within lo..hi, both of `shape`, of
+    one axis and contiguous.
+    """
+    return (
+        len(shape) == 1
+        and type(scale) is np.ndarray
+        and type(zero_point) is np.ndarray
+        and scale.dtype == dtypes.float32
+        and zero_point.dtype == kind
+        and scale.shape == shape
+        and zero_point.shape == shape
+        and scale.flags.carray
+        and zero_point.flags.carray
+        and inside(scale, zero_point, *_FLOAT32_SCALES, lo, hi)
+    )
+
+
+def scales_float32(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Scales that are used in float32."""
+    s = parameters(value, name, shapes, x)
+    if s.dtype != dtypes.float32:
+        s = cast(s, dtypes.float32)
+    in_range(s, name, *_FLOAT32_SCALES, "positive and finite in float32")
+    return s
+
+
+def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Scales that are used in their own precision; integers in float32."""
+    s = parameters(value, name, shapes, x)
+    if s.dtype in INTEGERS:
+        s = cast(s, dtypes.float32)
+    in_range(s, name, 5e-324, 1.7976931348623157e308, "positive and finite")
+    return s
+
+
+def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+    """Zero points: floats as they are, integers in int32 or int64."""
+    z = parameters(value, name, shapes, x)
+    if z.dtype in _NARROW:
+        return cast(z, _INT32)
+    if z.dtype == np.uint32:
+        return cast(z, np.dtype(np.int64))
+    if z.dtype in FLOATS:
+        all_finite(z, name)
+    return z
+
+
+def code_qparams(
+    scales_: Any, zero_points_: Any, shape: tuple[int], x: Array
+) -> tuple[Array, Array]:
+    """What to quantize with; large integer zero points go as floats: see `rounded_code`."""
+    end = SMALL_ZERO_POINT
+    if sound(scales_, zero_points_, shape, dtypes.int32, -end, end):
+        return scales_, zero_points_
+    s = scales(scales_, "scales", (shape,), x)
+    z = zero_points(zero_points_, "zero_points", (shape,), x)
+    if type(z) is not ArraySpec and z.dtype in INTEGERS and outside(z, -end, end) >= 0:
+        z = cast(z, dtypes.compute(x.dtype))
+    return s, z
+
+
+def learned_qparams(
+    scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], x: Array
+) -> tuple[Array, Array]:
+    """A float32 scale and a zero point that may be any number."""
+    if sound(scale, zero_point, shapes[0], dtypes.float32, -math.inf, math.inf):
+        return scale, zero_point
+    z = parameters(zero_point, "zero_point", shapes, x)
+    return scales_float32(scale, "scale", shapes, x), no_nan(z, "zero_point")
+
+
+def all_finite(p: Array, name: str) -> None:
+    """Fractional zero points."""
+    in_range(p, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
+
+
+def int32s(p: Array, name: str) -> Array:
+    """Zero points as int32; floating ones are truncated, as PyTorch does."""
+    if p.dtype == _INT32:
+        return p
+    in_range(p, name, *_TRUNCATE_TO_INT32, "within int32")
+    return cast(p, _INT32)
+
+
+def no_nan(p: Array, name: str) -> Array:
+    """Learned zero points: any number, infinities clamp."""
+    in_range(p, name, -math.inf, math.inf, "a number")
+    return p
+
+
+def learned(value: Any, name: str) -> Array:
+    """A parameter that has a gradient: an array of floats; a number is a float32."""
+    if isinstance(value, (float, np.float32, np.float64)):
+        value = np.array([value], np.float64 if type(value) is np.float64 else np.float32)
+    return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
+
+
+_INT32 = np.dtype(np.int32)
+_FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
+#: Between these, a float64 truncates to an int32.
+_TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
+_NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
+
+
+def cast(p: Array, dtype: DType) -> Array:
+    """An array of qparams in another dtype; a value too large becomes an infinity, in silence."""
+    if type(p) is ArraySpec:
+        return ArraySpec(p.shape, dtype)
+    if p.dtype == dtype:
+        return p
+    with np.errstate(over="ignore"):
+        return p.astype(dtype)
