@@ -37,7 +37,6 @@ from npquant.primitives import (
     item,
     key,
     keys_between,
-    like,
     masked,
     store,
     unsigned,
@@ -130,8 +129,8 @@ class Extremes:
                     for c in range(np.uintp(channels)):
                         lo[c] = min(lo[c], low(x[base + c]))
                         hi[c] = max(hi[c], high(x[base + c]))
-                least[:, tile] = lo
-                greatest[:, tile] = hi
+                for c in range(channels):
+                    least[c, tile], greatest[c, tile] = lo[c], hi[c]
 
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
         self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _extremes_signature)
@@ -201,6 +200,13 @@ _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 @register_jitable
+def _clear(lanes: Any) -> None:
+    """A loop, as slices of arrays take the compiler seconds."""
+    for k in range(lanes.size):
+        lanes[k] = 0
+
+
+@register_jitable
 def _fold(lanes: Any, start: Any, width: Any) -> None:
     """As `folded`, of lanes that are rows of `width`, from `start` on: row i takes row i + h."""
     first = np.uintp(start)
@@ -235,12 +241,12 @@ class Gradients:
             constants = lo, hi, factor
             tiles = sums.shape[2]
             lanes = np.empty(2 * LANES)
-            terms = np.full(2 * STRIP, like(np.float32(0), factor))
+            terms = table.buffer(2 * STRIP, factor)
             c = begin // tiles
             tile = begin - c * tiles
             for _ in range(begin, end):
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                lanes[:] = 0
+                _clear(lanes)
                 left = min(count - tile * TILE, TILE)
                 row = i = 0
                 if tile > 0:
@@ -283,15 +289,14 @@ class Gradients:
             columns = table.empty(kind)
             blocks = (channels + BLOCK - 1) // BLOCK
             lanes = np.empty(2 * LANES * BLOCK)
-            terms = np.full(2 * STRIP, like(np.float32(0), factor))
+            terms = table.buffer(2 * STRIP, factor)
             for task in range(begin, end):
                 tile = task // blocks
                 c = (task - tile * blocks) * BLOCK
                 width = min(BLOCK, channels - c)
                 table.fill(columns, c, width, parameters, x, scale, zero_point,
                            channels, 1, constants, y)  # fmt: skip
-                lanes[: LANES * width] = 0
-                lanes[LANES * BLOCK : LANES * BLOCK + LANES * width] = 0
+                _clear(lanes)
                 start = tile * TILE
                 for row in range(start, min(count, start + TILE)):
                     base = np.uintp(row * channels + c)
@@ -308,8 +313,9 @@ class Gradients:
                         lanes[np.uintp(LANES * BLOCK) + lane + k] += terms[np.uintp(STRIP) + k]
                 _fold(lanes, 0, width)
                 _fold(lanes, LANES * BLOCK, width)
-                sums[0, c : c + width, tile] = lanes[:width]
-                sums[1, c : c + width, tile] = lanes[LANES * BLOCK : LANES * BLOCK + width]
+                for k in range(width):
+                    sums[0, c + k, tile] = lanes[k]
+                    sums[1, c + k, tile] = lanes[LANES * BLOCK + k]
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature)
@@ -400,9 +406,9 @@ class Total:
     def __init__(self, element: Callable[..., Any]) -> None:
         def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
-            lanes, terms = np.empty(LANES), np.full(STRIP, element(each(x, 0), number))
+            lanes, terms = np.empty(LANES), table.buffer(STRIP, element(each(x, 0), number))
             for tile in range(begin, end):
-                lanes[:] = 0
+                _clear(lanes)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
