@@ -24,6 +24,13 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def exhaustive(session: nox.Session) -> None:
+    """Every float32 beside PyTorch, hours of it; arguments go to every_float.py."""
+    session.install("-e", ".[test,peers]", "tqdm")
+    session.run("python", "tests/exhaustive/every_float.py", *session.posargs)
+
+
+@nox.session(python="3.11")
 def lint(session: nox.Session) -> None:
     """Style and types."""
     session.install("-e", ".[lint]")
