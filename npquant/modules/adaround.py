@@ -93,10 +93,10 @@ class AdaroundFakeQuantizer(FakeQuantize):
     >>> import numpy as np
     >>> from npquant.modules import AdaroundFakeQuantizer
     >>> rounding = AdaroundFakeQuantizer(quant_min=-8, quant_max=7)
-    >>> w = np.array([[0.3, -0.7], [0.75, 0.1]], np.float32)
+    >>> w = np.array([[0.3, -0.72], [0.75, 0.1]], np.float32)
     >>> rounding(w).round(3)
-    array([[ 0.3, -0.7],
-           [ 0.7,  0.1]], dtype=float32)
+    array([[ 0.3 , -0.72],
+           [ 0.7 ,  0.1 ]], dtype=float32)
     >>> rounding.codes(w)
     array([[ 3, -7],
            [ 7,  1]], dtype=int8)
