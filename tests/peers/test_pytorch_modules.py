@@ -152,8 +152,6 @@ def test_fused(observer, dtype, lo, hi):
     """All switches in turn, from the first array on."""
     for qscheme in schemes(observer)[:2]:
         for first in ((1, 1), (1, 0), (0, 1)):
-            if first == (0, 1) and "channel" in qscheme:
-                continue  # PyTorch takes scales of no range before it has channels
             ours, theirs = pair("FusedMovingAvgObsFakeQuantize", observer, dtype, qscheme, lo, hi,
                                 averaging_constant=0.3)  # fmt: skip
             switches = [first, (1, 1), (1, 0), (0, 1), (0, 0), (1, 1)]
@@ -165,9 +163,22 @@ def test_fused(observer, dtype, lo, hi):
                 note = f"{observer} {qscheme} {i} {observing} {enabled}"
                 got, expected = differentiated(ours, theirs, x, grad)
                 assert_same(got, expected, note)
-                if "channel" in qscheme and first == (1, 0) and i == 0:
-                    continue
+                if "channel" in qscheme and i == 0 and first != (1, 1):
+                    continue  # D27
                 check_state(ours, theirs, note)
+
+
+def test_d27_state_that_nobody_wrote():
+    """PyTorch makes room for the channels, and leaves what lay there before in it."""
+    ours, theirs = pair("FusedMovingAvgObsFakeQuantize", PER_CHANNEL[0], np.int8,
+                        "per_channel_symmetric", -128, 127)  # fmt: skip
+    for module in (ours, theirs):
+        module.disable_fake_quant()
+    x = data((64, 4), 0)
+    ours(x)
+    theirs(tensor(x))
+    assert theirs.scale.shape == (64,)
+    assert_same(ours.scale, np.ones(1, np.float32))
 
 
 def test_d27_qparams_that_no_forward_used():
