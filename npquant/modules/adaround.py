@@ -244,8 +244,10 @@ class AdaroundFakeQuantizer(FakeQuantize):
 
         Returns
         -------
-        scale, zero_point : ndarray
-            Copies of the attributes.
+        scale : ndarray
+            Copy of the attribute.
+        zero_point : ndarray
+            Copy of the attribute.
         """
         return self.scale.copy(), self.zero_point.copy()
 

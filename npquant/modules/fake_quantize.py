@@ -117,8 +117,10 @@ class FakeQuantizeBase(Module):
 
         Returns
         -------
-        scale, zero_point : ndarray
-            One of each, or one of each a channel.
+        scale : ndarray
+            One scale, or one a channel.
+        zero_point : ndarray
+            Zero points of the same shape.
         """
         raise NotImplementedError(f"{type(self).__name__} has no qparams")
 
@@ -258,8 +260,10 @@ class FakeQuantize(FakeQuantizeBase):
 
         Returns
         -------
-        scale, zero_point : ndarray
-            What the observer's `calculate_qparams` returns.
+        scale : ndarray
+            Scales, as the observer chooses them.
+        zero_point : ndarray
+            Zero points of the same shape.
         """
         return self.activation_post_process.calculate_qparams()
 
