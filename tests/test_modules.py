@@ -387,6 +387,17 @@ def test_float_qparams_are_learned_per_channel():
     assert module.scale.value.shape == (2,)
 
 
+def test_reduced_range():
+    """PyTorch's learnable module keeps the bounds whose half its qparams are for (D28)."""
+    options = {"quant_min": -128, "quant_max": 127, "dtype": np.int8, "reduce_range": True}
+    for kind in (FakeQuantize, LearnableFakeQuantize):
+        module = kind(MinMaxObserver, **options)
+        module(np.array([-1, 1], F32))
+        assert (module.quant_min, module.quant_max) == (-64, 63)
+        module.enable_observer(False)
+        assert abs(module(np.array([-9, 9], F32))).max() < 1.02
+
+
 @pytest.mark.parametrize(("bounds", "factor"), [((-128, 127), 127), ((-128, 0), 128)])
 def test_grad_scaling(bounds, factor):
     module = LearnableFakeQuantize(MinMaxObserver, *bounds, dtype=np.int8, use_grad_scaling=True,

@@ -364,7 +364,6 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             raise TypeError(f"observer must make a moving average, got {type(made).__name__}")
         if self.qscheme == FLOAT_QPARAMS:
             raise ValueError(f"qscheme must have integer zero points, got {self.qscheme!r}")
-        self._constant = made.averaging_constant
         self.is_symmetric_quant = self.qscheme.endswith("_symmetric")
         for name in self._switches:
             setattr(self, name, np.ones(1, np.int64))
@@ -377,16 +376,17 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         observing, enabled = self._on("observer_enabled"), self._on("fake_quant_enabled")
         if not observing and not enabled:
             return x
+        seen: Any = self.activation_post_process
         low, high, scale, zero_point = state = self._state_for(data)
         y = call(
-            nq.fused_moving_avg_obs_fake_quant, x, observing, enabled, *state, self._constant,
-            self.quant_min, self.quant_max, self.ch_axis, self.is_per_channel,
-            self.is_symmetric_quant,
+            nq.fused_moving_avg_obs_fake_quant, x, observing, enabled, *state,
+            seen.averaging_constant, self.quant_min, self.quant_max, self.ch_axis,
+            self.is_per_channel, self.is_symmetric_quant,
         )  # fmt: skip
         if isinstance(data, ArraySpec):
             return y
         if observing:
-            self.activation_post_process._set_range(low, high)
+            seen._set_range(low, high)
         if enabled:
             self.scale, self.zero_point = scale, zero_point
         return y

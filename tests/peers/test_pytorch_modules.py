@@ -302,7 +302,7 @@ def test_learnable_toggles():
 
 
 def test_d28_symmetric_unsigned_codes():
-    """PyTorch observes the zero point 128 and clips what is negative all the same."""
+    """PyTorch observes a zero point in the middle and clips what is negative all the same."""
     ours, theirs = pair("LearnableFakeQuantize", "MinMaxObserver", np.uint8, "per_tensor_symmetric")
     x = np.array([-1.3, 0.2, 2.7], np.float32)
     assert theirs(tensor(x))[0] == 0
@@ -328,6 +328,15 @@ def test_d28_grad_scaling_divides_by_zero():
     theirs.toggle_observer_update(False)
     with pytest.raises(ZeroDivisionError):
         theirs(torch.ones(0))
+
+
+@pytest.mark.filterwarnings("ignore:.*reduce_range")
+def test_d28_reduced_range():
+    theirs = pair("LearnableFakeQuantize", "MinMaxObserver", np.int8, "per_tensor_affine", -128,
+                  127, reduce_range=True)[1]  # fmt: skip
+    theirs(torch.tensor([-1.0, 1.0]))
+    theirs.toggle_observer_update(False)
+    assert theirs(torch.tensor([9.0])) > 1.9
 
 
 def test_d28_gradients_while_nothing_is_learned():
