@@ -199,14 +199,21 @@ def test_a_nan_that_was_observed():
 
 def test_arrays_are_replaced():
     """What a tape, or a user, still holds stays as it is."""
-    for module in one_of_each(0):
+    for module in (*one_of_each(0), *one_of_each()):
         module(data((4, 6)))
-        held = {name: (module._get(name), module._get(name).copy()) for name in module._names()}
+        held = [(key, m._get(name)) for key, m, name in module._state("")]
+        copies = [array.copy() for _, array in held]
         module(data((4, 6), 1) * 3)
-        for name, (array, copied) in held.items():
-            assert_same(array, copied, name)
+        for (key, array), copied in zip(held, copies, strict=True):
+            assert_same(array, copied, key)
         if not _adaround(module):
-            assert (module._get("scale") != held["scale"][0]).all()
+            assert (module.state_dict()["scale"] != dict(held)["scale"]).all()
+    module = one_of_each()[2].enable_param_learning()
+    scale, zero_point = np.full(1, -1, F32), np.full(1, 3, F32)
+    module.scale.value, module.zero_point.value = scale, zero_point
+    module(data((4, 6)))
+    assert (scale, zero_point) == (-1, 3)
+    assert module.zero_point.value == 0
 
 
 # --- fused ------------------------------------------------------------------------------------
@@ -251,6 +258,18 @@ def test_fused(scheme, axis, dtype):
             module.disable_observer()
             module(x)
             assert_same(qparams, (module.scale, module.zero_point))
+
+
+def test_fused_quantizes_before_it_observes():
+    """Ranges of nothing have the scale 0.1; they stay ranges of nothing."""
+    module = one_of_each(0)[1]
+    module.disable_observer()
+    module(data((4, 6)))
+    assert_same(module.scale, np.full(4, 0.1, F32))
+    assert module.activation_post_process.min_val.shape == (0,)
+    module.enable_observer()
+    module(data((5, 6)))
+    assert module.scale.shape == (5,)
 
 
 def test_fused_has_seen_nothing():
