@@ -788,9 +788,23 @@ def test_histograms_and_searches_observe():
         assert module.scale[0] < (x.max() - x.min()) / 15
 
 
+def test_searches_observe_channels_and_groups():
+    x = data((3, 80))
+    observer = MSEObserver(ch_axis=0, dtype=np.int8, qscheme="per_channel_symmetric",
+                           quant_min=-8, quant_max=7)  # fmt: skip
+    observer(x.reshape(-1, 20))
+    scale, _ = observer.calculate_qparams()
+    options = {"dtype": np.int8, "qscheme": "per_channel_symmetric", "group_size": 20}
+    module = AdaroundFakeQuantizer(MSEObserver, quant_min=-8, quant_max=7, **options)
+    module(x)
+    assert_same(module.scale, scale)
+    module = LearnableFakeQuantize(MSEObserver, -8, 7, channel_len=12, ch_axis=0, **options)
+    module(x)
+    assert_same(module.scale.value, scale)
+
+
 # --- errors -----------------------------------------------------------------------------------
 
-UINT8 = {"dtype": np.uint8}
 ERRORS = [
     (lambda: FakeQuantize(3), TypeError, "observer must be a class of observers, got 3"),
     (lambda: FakeQuantize(dict), TypeError, "observer must make an Observer"),
