@@ -795,6 +795,20 @@ def squared_difference(values: Any, number: Any) -> Any:
     return d * d
 
 
+@formula
+def value(values: Any, number: Any) -> Any:
+    """A term of the sum, in float64."""
+    (a,) = values
+    return np.float64(widen(a))
+
+
+@formula
+def magnitude(values: Any, number: Any) -> Any:
+    """A term of the sum of magnitudes, in float64."""
+    (a,) = values
+    return abs(np.float64(widen(a)))
+
+
 # --- optimizers ---------------------------------------------------------------------------------
 #
 # PyTorch's single-tensor rules: what each of its kernels rounds, and where it fuses a product with

@@ -294,6 +294,7 @@ RULES: Final[dict[Function, Rule]] = dict(
             nq.fake_quantize_learnable_per_channel_group_affine_backward,
             *LEARNED,
         ),
+        with_backward(nq.adaround_soft, nq.adaround_soft_backward, "V"),
         # Each with its rule above, and the arguments that have gradients.
         function(functional.linear, linear, "x", "w", "b"),
         function(functional.matmul, matmul, "x", "y"),

@@ -39,7 +39,7 @@ from npquant.cpu.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cpu.metrics import product, squared_difference
+from npquant.cpu.metrics import magnitude, product, squared_difference, value
 from npquant.cpu.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
 from npquant.cpu.qparams import (
     choose_affine,
@@ -105,6 +105,7 @@ __all__ = [
     "learnable_gradients_per_channel_nearest",
     "learnable_gradients_per_tensor",
     "learnable_gradients_per_tensor_nearest",
+    "magnitude",
     "masked_gradient",
     "minmax",
     "minmax_finite",
@@ -121,4 +122,5 @@ __all__ = [
     "sgd_momentum_decayed",
     "squared_difference",
     "step_towards",
+    "value",
 ]

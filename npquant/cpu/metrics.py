@@ -1,4 +1,4 @@
-"""Sums over two arrays, in float64."""
+"""Sums over one array or two, in float64."""
 
 from __future__ import annotations
 
@@ -7,3 +7,5 @@ from npquant.cpu.reduce import Total
 
 product = Total(f.product)
 squared_difference = Total(f.squared_difference)
+value = Total(f.value)
+magnitude = Total(f.magnitude)

@@ -1,5 +1,12 @@
 """Modules: what learns or observes something as arrays pass through it."""
 
+from npquant.modules.adaround import AdaroundFakeQuantizer
+from npquant.modules.fake_quantize import (
+    FakeQuantize,
+    FakeQuantizeBase,
+    FusedMovingAvgObsFakeQuantize,
+)
+from npquant.modules.learnable import LearnableFakeQuantize
 from npquant.modules.module import Module
 from npquant.modules.observers import (
     EntropyObserver,
@@ -14,8 +21,13 @@ from npquant.modules.observers import (
 )
 
 __all__ = [
+    "AdaroundFakeQuantizer",
     "EntropyObserver",
+    "FakeQuantize",
+    "FakeQuantizeBase",
+    "FusedMovingAvgObsFakeQuantize",
     "HistogramObserver",
+    "LearnableFakeQuantize",
     "MSEObserver",
     "MinMaxObserver",
     "Module",

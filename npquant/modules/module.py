@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from npquant.autograd import Parameter, call
+from npquant.dtypes import names
 from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
 
 
-def _plainly(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return f(*args, **kwargs)
+def value_of(x: Any) -> Any:
+    """The array of a `Parameter`, and anything else as it is."""
+    return x.value if isinstance(x, Parameter) else x
 
 
 class Module:
@@ -22,10 +26,11 @@ class Module:
 
     A subclass lists the names of its state in `_parameters`, `_buffers` and `_modules`; the state
     itself is plain attributes. A buffer is an array. A parameter is an object whose attribute
-    `value` is an array. Buffers are replaced, never written to, unless a subclass says so.
+    `value` is an array. Both arrays are replaced, never written to, unless a subclass says so.
 
-    `forward(call, x)` does each step as ``call(f, *args)``, so that a caller can watch the steps;
-    calling the module itself takes them one by one.
+    `forward(call, x)` does each step as ``call(f, *args)``, so that a caller can watch the steps:
+    ``tape.apply(module, x)`` does. Calling the module itself is `npquant.autograd.call`. What
+    passes may be a `Parameter`.
     """
 
     _parameters: ClassVar[tuple[str, ...]] = ()
@@ -38,7 +43,23 @@ class Module:
 
     def __call__(self, x: Any) -> Any:
         """Compute the output for `x`."""
-        return self.forward(_plainly, x)
+        return self.forward(call, x)
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> Callable[..., Self]:
+        """Give a constructor that has some arguments already.
+
+        Parameters
+        ----------
+        **kwargs
+            Arguments of the constructor by name.
+
+        Returns
+        -------
+        callable
+            ``functools.partial(cls, **kwargs)``.
+        """
+        return partial(cls, **kwargs)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -79,7 +100,7 @@ class Module:
         for prefix, module in self._walk(""):
             arrays = {name: state_dict[prefix + name] for name in module._names()}
             for name, array in arrays.items():
-                _check_array(prefix + name, array, module._get(name).dtype)
+                _check_array(prefix + name, array, module._dtypes(name))
             module._check_state(prefix, arrays)
         for key, (module, name) in places.items():
             module._set(name, state_dict[key].copy())
@@ -91,6 +112,10 @@ class Module:
         """
         for name, array in state.items():
             check_shape(prefix + name, array, (self._get(name).shape,))
+
+    def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
+        """The dtypes that a parameter or buffer may have."""
+        return (self._get(name).dtype,)
 
     def _names(self) -> tuple[str, ...]:
         return (*self._parameters, *self._buffers)
@@ -136,11 +161,14 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def _check_array(key: str, array: Any, dtype: np.dtype[Any]) -> None:
+def _check_array(key: str, array: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"state_dict[{key!r}] must be a NumPy array, got {type(array).__name__}")
-    if array.dtype != dtype:
-        raise TypeError(f"state_dict[{key!r}] must have the dtype {dtype}, got {array.dtype}")
+    if array.dtype not in dtypes:
+        several = "a dtype among" if len(dtypes) > 1 else "the dtype"
+        raise TypeError(
+            f"state_dict[{key!r}] must have {several} {names(dtypes)}, got {array.dtype}"
+        )
 
 
 def check_shape(key: str, array: Array, shapes: tuple[tuple[int, ...], ...]) -> None:

@@ -1,0 +1,428 @@
+"""Modules that observe what passes, and fake quantize it with the qparams that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+import npquant as nq
+from npquant import backend, checks, dtypes
+from npquant.errors import show
+from npquant.meta import ArraySpec
+from npquant.modules.module import Array, Module, check_shape, value_of
+from npquant.modules.observers import (
+    FLOAT_QPARAMS,
+    PER_TENSOR,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    Observer,
+)
+from npquant.ops.fused import _SMALL_SCALE
+
+_FLOAT, _INT32 = dtypes.float32, dtypes.int32
+_SWITCH = np.dtype(np.uint8)
+
+
+class FakeQuantizeBase(Module):
+    """What all fake-quantize modules share: an observer, and two switches.
+
+    Parameters
+    ----------
+    observer : callable
+        Class of an observer, or what makes one, such as ``MinMaxObserver.with_args(...)``.
+    observer_kwargs : dict
+        Its arguments.
+
+    Attributes
+    ----------
+    activation_post_process : Observer
+        The observer.
+    fake_quant_enabled, observer_enabled : ndarray
+        Switches, 0 or 1, of shape (1,).
+    quant_min, quant_max : int
+        Least and greatest code.
+    dtype : dtype
+        Dtype of the codes.
+    qscheme : str
+        How qparams follow from the range.
+    ch_axis : int
+        Axis of the channels; -1 without channels.
+    """
+
+    _switches: ClassVar[tuple[str, ...]] = ("fake_quant_enabled", "observer_enabled")
+    _buffers = _switches
+    _modules = ("activation_post_process",)
+
+    fake_quant_enabled: Array
+    observer_enabled: Array
+
+    def __init__(self, observer: Callable[..., Any], observer_kwargs: dict[str, Any]) -> None:
+        if not callable(observer):
+            raise TypeError(f"observer must be a class of observers, got {show(observer)}")
+        made = observer(**observer_kwargs)
+        if not isinstance(made, Observer):
+            raise TypeError(f"observer must make an Observer, got {show(made)}")
+        self.activation_post_process = made
+        self.dtype = checks.integer_target(made.dtype)
+        self.qscheme = made.qscheme
+        self.quant_min, self.quant_max = made.quant_min, made.quant_max
+        self.ch_axis = -1 if made.ch_axis is None else made.ch_axis
+        self.is_per_channel = self.qscheme not in PER_TENSOR
+        for name in self._switches:
+            self._switch(name, True)
+
+    # --- switches -----------------------------------------------------------------------------
+
+    def _switch(self, name: str, enabled: Any) -> None:
+        on = checks.switch(enabled, "enabled")
+        setattr(self, name, np.array([on], getattr(self, name, np.empty(0, _SWITCH)).dtype))
+
+    def _on(self, name: str) -> bool:
+        return bool(getattr(self, name)[0])
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Switch fake quantizing on, or off.
+
+        Parameters
+        ----------
+        enabled : bool, default True
+            Whether to fake quantize; otherwise arrays pass as they are.
+        """
+        self._switch("fake_quant_enabled", enabled)
+
+    def disable_fake_quant(self) -> None:
+        """Switch fake quantizing off: arrays pass as they are."""
+        self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Switch observing on, or off.
+
+        Parameters
+        ----------
+        enabled : bool, default True
+            Whether to observe; otherwise qparams stay as they are.
+        """
+        self._switch("observer_enabled", enabled)
+
+    def disable_observer(self) -> None:
+        """Switch observing off: qparams stay as they are."""
+        self.enable_observer(False)
+
+    # --- what they do -------------------------------------------------------------------------
+
+    def calculate_qparams(self) -> tuple[Array, Array]:
+        """Choose scale and zero point.
+
+        Returns
+        -------
+        scale : ndarray
+            One scale, or one a channel.
+        zero_point : ndarray
+            Zero points of the same shape.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no qparams")
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        for name in self._switches:
+            check_shape(prefix + name, state[name], ((1,),))
+            if state[name][0] not in (0, 1):
+                raise ValueError(
+                    f"state_dict[{prefix + name!r}] must be 0 or 1, got {show(state[name])}"
+                )
+
+    def _check_shapes(self, prefix: str, state: Mapping[str, Array], count: int | None) -> None:
+        """Scale and zero point have one shape; `count` is their number, if that is fixed."""
+        size = state["scale"].size if count is None else count
+        for name in ("scale", "zero_point"):
+            check_shape(prefix + name, state[name], ((size,),))
+
+    def _check_positive(self, key: str, array: Array) -> None:
+        """What was made of an observed NaN is NaN, and may be saved and loaded."""
+        if (array <= 0).any():
+            raise ValueError(f"state_dict[{key!r}] must be positive, got {show(array)}")
+
+    def _bounds_repr(self) -> str:
+        return (
+            f"quant_min={self.quant_min}, quant_max={self.quant_max}, dtype={self.dtype}, "
+            f"qscheme={self.qscheme}, ch_axis={self.ch_axis}"
+        )
+
+
+class FakeQuantize(FakeQuantizeBase):
+    """Observe what passes, choose qparams from it, and fake quantize with them.
+
+    With the observer on, a call first observes the array and takes scale and zero point anew. With
+    fake quantizing on, it returns what `fake_quantize_per_tensor_affine` or
+    `fake_quantize_per_channel_affine` makes of the array; otherwise, and if it is empty, the array
+    itself. On a tape the gradient passes where codes were not clamped; no gradient goes by way of
+    the scale.
+
+    Parameters
+    ----------
+    observer : callable, default MovingAverageMinMaxObserver
+        Class of an observer, or what makes one, such as ``MinMaxObserver.with_args(...)``.
+    quant_min, quant_max : int, optional
+        Least and greatest code, both or neither. Without them, those that the observer has.
+    is_dynamic : bool, default False
+        Passed to the observer if it is true.
+    **observer_kwargs
+        Further arguments of the observer.
+
+    Attributes
+    ----------
+    activation_post_process : Observer
+        The observer.
+    scale : ndarray
+        Scales, float32 of shape (1,), or (C,) for C channels.
+    zero_point : ndarray
+        Zero points of the same shape: int32, or float32 of the scheme with float qparams.
+    fake_quant_enabled, observer_enabled : ndarray
+        Switches, 0 or 1: uint8 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed; the codes must be
+        integers. Of a call: if the array is not one of floats.
+    ValueError
+        If the observer refuses an argument. Of a call: if the observer refuses the array, or the
+        scale is none, as after a NaN.
+
+    See Also
+    --------
+    FusedMovingAvgObsFakeQuantize : Do the same in one step.
+    LearnableFakeQuantize : Learn the qparams.
+
+    Notes
+    -----
+    Corresponds to ``torch.ao.quantization.FakeQuantize`` of PyTorch 2.13, with the keys of its
+    state.
+
+    Departures from PyTorch: D10, D13, D25; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.modules import FakeQuantize, MinMaxObserver
+    >>> fake_quantize = FakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+    >>> fake_quantize(np.array([-1.6, 0.32, 1.4], np.float32))
+    array([-1.6,  0.4,  1.4], dtype=float32)
+    >>> fake_quantize.disable_observer()
+    >>> fake_quantize(np.array([9], np.float32))
+    array([1.4], dtype=float32)
+    """
+
+    _buffers = (*FakeQuantizeBase._buffers, "scale", "zero_point")
+
+    scale: Array
+    zero_point: Array
+
+    def __init__(
+        self,
+        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+        **observer_kwargs: Any,
+    ) -> None:
+        if quant_min is not None or quant_max is not None:
+            observer_kwargs |= {"quant_min": quant_min, "quant_max": quant_max}
+        if checks.switch(is_dynamic, "is_dynamic"):
+            observer_kwargs["is_dynamic"] = True
+        super().__init__(observer, observer_kwargs)
+        self.is_dynamic = self.activation_post_process.is_dynamic
+        self.scale = np.ones(1, _FLOAT)
+        self.zero_point = np.zeros(1, _FLOAT if self.qscheme == FLOAT_QPARAMS else _INT32)
+
+    def forward(self, call: Callable[..., Any], x: Any) -> Any:
+        """Observe and fake quantize, as the switches say."""
+        data = checks.floats(value_of(x), "x")
+        if self._on("observer_enabled"):
+            self._observe(data)
+        return self._quantized(call, x) if self._on("fake_quant_enabled") and data.size else x
+
+    def _observe(self, x: Array) -> None:
+        self.activation_post_process(x)
+        if not self.activation_post_process._unset:
+            scale, zero_point = self.activation_post_process.calculate_qparams()
+            self.scale, self.zero_point = scale, zero_point.astype(self.zero_point.dtype)
+
+    def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
+        qparams, bounds = (self.scale, self.zero_point), (self.quant_min, self.quant_max)
+        if self.is_per_channel:
+            return call(nq.fake_quantize_per_channel_affine, x, *qparams, self.ch_axis, *bounds)
+        return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
+
+    def calculate_qparams(self) -> tuple[Array, Array]:
+        """Choose scale and zero point from what was observed.
+
+        Returns
+        -------
+        scale : ndarray
+            Scales, as the observer chooses them.
+        zero_point : ndarray
+            Zero points of the same shape.
+        """
+        return self.activation_post_process.calculate_qparams()
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        super()._check_state(prefix, state)
+        self._check_shapes(prefix, state, None if self.is_per_channel else 1)
+        self._check_positive(prefix + "scale", state["scale"])
+        if self.zero_point.dtype == _INT32:
+            z = state["zero_point"][np.isfinite(state["scale"])]
+            if ((z < self.quant_min) | (z > self.quant_max)).any():
+                raise ValueError(
+                    f"state_dict[{prefix + 'zero_point'!r}] must lie within "
+                    f"{self.quant_min}..{self.quant_max}, got {show(state['zero_point'])}"
+                )
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of the repr."""
+        return (
+            f"fake_quant_enabled={self.fake_quant_enabled}, "
+            f"observer_enabled={self.observer_enabled}, {self._bounds_repr()}, "
+            f"scale={self.scale}, zero_point={self.zero_point}"
+        )
+
+
+class FusedMovingAvgObsFakeQuantize(FakeQuantize):
+    """Move a running range, choose qparams from it, and fake quantize, all in one step.
+
+    The step is `fused_moving_avg_obs_fake_quant`, with the qparams of FBGEMM: a symmetric scale
+    divides by 127, not 127.5, for int8. `calculate_qparams` gives these too. While fake quantizing
+    is off, scale and zero point stay as they are; the range moves.
+
+    Parameters
+    ----------
+    observer : callable, default MovingAverageMinMaxObserver
+        `MovingAverageMinMaxObserver`, `MovingAveragePerChannelMinMaxObserver`, or what makes one of
+        these.
+    quant_min, quant_max : int, default 0 and 255
+        Least and greatest code.
+    **observer_kwargs
+        Further arguments of the observer. Its `eps` has no effect.
+
+    Attributes
+    ----------
+    activation_post_process : Observer
+        The observer, which holds the running range.
+    scale : ndarray
+        Scales, float32 of shape (1,), or (C,) for C channels.
+    zero_point : ndarray
+        Zero points, int32 of the same shape.
+    fake_quant_enabled, observer_enabled : ndarray
+        Switches, 0 or 1: int64 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed, or the observer no
+        moving average. Of a call: if the array is not one of floats.
+    ValueError
+        If the observer refuses an argument, or its scheme has float qparams. Of a call: if the
+        array has no such axis, or other channels than before.
+
+    See Also
+    --------
+    FakeQuantize : Do the same with any observer.
+    npquant.fused_moving_avg_obs_fake_quant : The step.
+
+    Notes
+    -----
+    Corresponds to ``torch.ao.quantization.FusedMovingAvgObsFakeQuantize`` of PyTorch 2.13, with the
+    keys of its state.
+
+    Departures from PyTorch: D10, D24, D25, D27; see docs/departures.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.modules import FusedMovingAvgObsFakeQuantize
+    >>> fake_quantize = FusedMovingAvgObsFakeQuantize(
+    ...     quant_min=-128, quant_max=127, dtype=np.int8, qscheme="per_tensor_symmetric"
+    ... )
+    >>> fake_quantize(np.array([-1, 0.504, 1.27], np.float32))
+    array([-1.  ,  0.5 ,  1.27], dtype=float32)
+    >>> fake_quantize.calculate_qparams()
+    (array([0.01], dtype=float32), array([0], dtype=int32))
+    """
+
+    def __init__(
+        self,
+        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        quant_min: int = 0,
+        quant_max: int = 255,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__(observer, quant_min, quant_max, **observer_kwargs)
+        made = self.activation_post_process
+        averages = MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
+        if not isinstance(made, averages):
+            raise TypeError(f"observer must make a moving average, got {type(made).__name__}")
+        if self.qscheme == FLOAT_QPARAMS:
+            raise ValueError(f"qscheme must have integer zero points, got {self.qscheme!r}")
+        self.is_symmetric_quant = self.qscheme.endswith("_symmetric")
+        for name in self._switches:
+            setattr(self, name, np.ones(1, np.int64))
+
+    def forward(self, call: Callable[..., Any], x: Any) -> Any:
+        """Observe and fake quantize, as the switches say."""
+        data = checks.floats(value_of(x), "x")
+        if data.size == 0:
+            return x
+        observing, enabled = self._on("observer_enabled"), self._on("fake_quant_enabled")
+        if not observing and not enabled:
+            return x
+        seen: Any = self.activation_post_process
+        low, high, scale, zero_point = state = self._state_for(data)
+        y = call(
+            nq.fused_moving_avg_obs_fake_quant, x, observing, enabled, *state,
+            seen.averaging_constant, self.quant_min, self.quant_max, self.ch_axis,
+            self.is_per_channel, self.is_symmetric_quant,
+        )  # fmt: skip
+        if isinstance(data, ArraySpec):
+            return y
+        if observing:
+            seen._set_range(low, high)
+        if enabled:
+            self.scale, self.zero_point = scale, zero_point
+        return y
+
+    def _state_for(self, x: Array) -> tuple[Array, Array, Array, Array]:
+        """Copies of the state, which the step writes to; of one a channel from the first call."""
+        seen = self.activation_post_process
+        low, high, scale, zero_point = seen.min_val, seen.max_val, self.scale, self.zero_point
+        if self.is_per_channel:
+            channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis")]
+            seen._check_channels(channels)
+            if seen._unset:
+                low = np.full(channels, np.inf, _FLOAT)
+                high = np.full(channels, -np.inf, _FLOAT)
+            if scale.size != channels:
+                scale, zero_point = np.ones(channels, _FLOAT), np.zeros(channels, _INT32)
+        return low.copy(), high.copy(), scale.copy(), zero_point.copy()
+
+    def calculate_qparams(self) -> tuple[Array, Array]:
+        """Choose scale and zero point from the running range, as a call does.
+
+        Returns
+        -------
+        scale : ndarray
+            Scales, float32 of shape (1,) or of one a channel. Before anything was seen 1, with a
+            warning.
+        zero_point : ndarray
+            Zero points of the same shape, int32; before anything was seen an int64 0.
+        """
+        seen = self.activation_post_process
+        if seen._unset:
+            return seen.calculate_qparams()
+        low, high = seen._range()
+        lib: Any = backend.of(low)
+        choose = lib.choose_fbgemm_symmetric if self.is_symmetric_quant else lib.choose_fbgemm
+        scale, zero_point = np.empty(low.size, _FLOAT), np.empty(low.size, _INT32)
+        bounds = self.quant_min, self.quant_max
+        choose(low, high, bounds, _SMALL_SCALE, 0, "float32", scale, zero_point)
+        return scale, zero_point

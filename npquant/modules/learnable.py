@@ -1,0 +1,443 @@
+"""Fake quantize with qparams that are learned, from an estimate on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+import npquant as nq
+from npquant import backend, checks, dtypes
+from npquant.autograd import Parameter
+from npquant.errors import show
+from npquant.meta import ArraySpec
+from npquant.modules.fake_quantize import FakeQuantizeBase
+from npquant.modules.module import Array, value_of
+from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
+
+_FLOAT = dtypes.float32
+#: What `init` may be.
+INITS = ("observer", "lsq", "lsq+")
+
+
+class LearnableFakeQuantize(FakeQuantizeBase):
+    """Fake quantize with a scale and a zero point that can be learned.
+
+    It starts with static estimates: a call observes the array, takes scale and zero point from it,
+    and fake quantizes. From `enable_param_learning` on, scale and zero point are left to an
+    optimizer, and on a tape they have gradients: those of LSQ [1]_ and LSQ+ [2]_, by the code of
+    the forward. A scale below `eps` is raised to it when it is used.
+
+    Parameters
+    ----------
+    observer : callable
+        Class of an observer, or what makes one, such as ``MinMaxObserver.with_args(...)``.
+    quant_min, quant_max : int, default 0 and 255
+        Least and greatest code, with zero between, within the bounds of the observer's dtype.
+    scale : float, default 1.0
+        Scale at first.
+    zero_point : float, default 0.0
+        Zero point at first. That of a symmetric scheme is the observer's, and is not learned.
+    channel_len : int, default -1
+        Number of scales: of channels, tokens or groups. -1 is one.
+    use_grad_scaling : bool, default False
+        Whether to multiply the gradients of scale and zero point by ``1 / sqrt(n * quant_max)``
+        for n elements, with ``-quant_min`` in place of a `quant_max` of 0.
+    per_token : bool, default False
+        Whether each row along the last axis has a scale; the observer is one of channels, with
+        `ch_axis` 0, and sees rows.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale; the observer is one of
+        channels, with `ch_axis` 0, and sees groups.
+    init : {"observer", "lsq", "lsq+"}, default "observer"
+        What a static estimate is: qparams of the observer; of the array alone the scale
+        ``2 * mean(abs(x)) / sqrt(quant_max)`` of LSQ; or of the array alone those of LSQ+, which
+        are ``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` in a symmetric
+        scheme, else those of least squared error, by an `MSEObserver`.
+    **observer_kwargs
+        Further arguments of the observer.
+
+    Attributes
+    ----------
+    activation_post_process : Observer
+        The observer.
+    scale, zero_point : Parameter
+        What is learned: float32 of shape (1,) or (channel_len,). Their arrays are replaced by a
+        call that changes them, so give an optimizer the parameters.
+    fake_quant_enabled, static_enabled, learning_enabled : ndarray
+        Switches, 0 or 1: uint8 of shape (1,).
+    observer_enabled : ndarray
+        Always 1: PyTorch has this key, and leaves it alone.
+    eps : ndarray
+        Least scale, float32 of shape (1,).
+    bitwidth : int
+        Whole bits of the codes.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed; the codes must be
+        integers. Of a call: if the array is not one of floats.
+    ValueError
+        If the observer refuses an argument, `scale` is not positive, `channel_len` is neither -1
+        nor positive or not 1 of a scheme per tensor, `init` is unknown, or tokens or groups are
+        asked for where the observer has no channels. Of a call: if the observer refuses the array,
+        it has not `channel_len` channels, or a scale or zero point is none.
+
+    See Also
+    --------
+    FakeQuantize : Fake quantize with observed qparams.
+    npquant.fake_quantize_learnable_per_tensor_affine_backward : The gradients.
+
+    Notes
+    -----
+    Corresponds to ``torch.ao.quantization._learnable_fake_quantize._LearnableFakeQuantize`` of
+    PyTorch 2.13, with the keys of its state. Tokens, groups and `init` are not PyTorch's.
+
+    Departures from PyTorch: D7, D10, D12, D13, D25, D28; see docs/departures.md.
+
+    References
+    ----------
+    .. [1] S. K. Esser et al., "Learned Step Size Quantization", ICLR 2020, arXiv:1902.08153.
+    .. [2] Y. Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and
+       better initialization", CVPR Workshops 2020, arXiv:2004.09576.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> from npquant.modules import LearnableFakeQuantize, MinMaxObserver
+    >>> fake_quantize = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+    >>> x = np.array([-1.6, 0.32, 1.4], np.float32)
+    >>> y = fake_quantize(x)
+    >>> fake_quantize.enable_param_learning().scale.value
+    array([0.2], dtype=float32)
+    >>> with ag.Tape() as tape:
+    ...     loss = tape.apply(ag.mse_loss, tape.apply(fake_quantize, x), x)
+    >>> tape.gradient(loss, fake_quantize.scale).round(4)
+    array([0.0213], dtype=float32)
+    """
+
+    _parameters = ("scale", "zero_point")
+    _switches = (*FakeQuantizeBase._switches, "static_enabled", "learning_enabled")
+    _buffers = (*_switches, "eps")
+
+    static_enabled: Array
+    learning_enabled: Array
+
+    def __init__(
+        self,
+        observer: Callable[..., Any],
+        quant_min: int = 0,
+        quant_max: int = 255,
+        scale: float = 1.0,
+        zero_point: float = 0.0,
+        channel_len: int = -1,
+        use_grad_scaling: bool = False,
+        *,
+        per_token: bool = False,
+        group_size: int | None = None,
+        init: str = "observer",
+        **observer_kwargs: Any,
+    ) -> None:
+        bounds = {"quant_min": quant_min, "quant_max": quant_max}
+        super().__init__(observer, observer_kwargs | bounds)
+        self.use_grad_scaling = checks.switch(use_grad_scaling, "use_grad_scaling")
+        self.per_token = checks.switch(per_token, "per_token")
+        self.group_size = None if group_size is None else checks.shaping(group_size, "group_size")
+        self.init = checks.option(init, "init", INITS)
+        if self.per_token or self.group_size is not None:
+            self._check_rows()
+        self.channel_len = checks.shaping(channel_len, "channel_len")
+        if self.channel_len != -1 and self.channel_len < 1:
+            raise ValueError(f"channel_len must be -1 or positive, got {show(channel_len)}")
+        if self.channel_len > 1 and not self.is_per_channel:
+            raise ValueError(f"channel_len must be -1 or 1 for {self.qscheme}, got {channel_len}")
+        count = max(self.channel_len, 1)
+        s, z = checks.scale_float32(scale, "scale"), checks.finite(zero_point, "zero_point")
+        self.scale = Parameter(np.full(count, s, _FLOAT), "scale")
+        self.zero_point = Parameter(np.full(count, z, _FLOAT), "zero_point")
+        self.bitwidth = int(math.log2(self.quant_max - self.quant_min + 1))
+        self.eps = np.array([EPS], _FLOAT)
+        self._switch("learning_enabled", False)
+
+    def _check_rows(self) -> None:
+        """Raise a ValueError unless rows can be observed as channels."""
+        if self.per_token and self.group_size is not None:
+            raise ValueError(f"group_size must be None if per_token, got {self.group_size}")
+        if self.group_size is not None and self.group_size < 2:
+            raise ValueError(f"group_size must be at least 2, got {self.group_size}")
+        if not self.is_per_channel or self.ch_axis != 0:
+            raise ValueError(
+                "observer must have channels, and ch_axis 0, for tokens and groups, got "
+                f"{self.qscheme} and {self.ch_axis}"
+            )
+
+    # --- switches -----------------------------------------------------------------------------
+
+    def enable_param_learning(self) -> Self:
+        """Learn scale and zero point: fake quantize, and estimate no more.
+
+        Returns
+        -------
+        LearnableFakeQuantize
+            The module itself.
+        """
+        return self._mode(learning=True, fake_quant=True, static=False)
+
+    def enable_static_estimate(self) -> Self:
+        """Estimate scale and zero point from each array, and fake quantize.
+
+        Returns
+        -------
+        LearnableFakeQuantize
+            The module itself.
+        """
+        return self._mode(learning=False, fake_quant=True, static=True)
+
+    def enable_static_observation(self) -> Self:
+        """Estimate scale and zero point from each array, and let it pass as it is.
+
+        Returns
+        -------
+        LearnableFakeQuantize
+            The module itself.
+        """
+        return self._mode(learning=False, fake_quant=False, static=True)
+
+    def _mode(self, learning: bool, fake_quant: bool, static: bool) -> Self:
+        self.toggle_qparam_learning(learning).toggle_fake_quant(fake_quant)
+        return self.toggle_observer_update(static)
+
+    def toggle_qparam_learning(self, enabled: bool = True) -> Self:
+        """Switch the gradients of scale and zero point on, or off.
+
+        Parameters
+        ----------
+        enabled : bool, default True
+            Whether scale and zero point have gradients.
+
+        Returns
+        -------
+        LearnableFakeQuantize
+            The module itself.
+        """
+        self._switch("learning_enabled", enabled)
+        return self
+
+    def toggle_fake_quant(self, enabled: bool = True) -> Self:
+        """Switch fake quantizing on, or off.
+
+        Parameters
+        ----------
+        enabled : bool, default True
+            Whether to fake quantize; otherwise arrays pass as they are.
+
+        Returns
+        -------
+        LearnableFakeQuantize
+            The module itself.
+        """
+        self._switch("fake_quant_enabled", enabled)
+        return self
+
+    def toggle_observer_update(self, enabled: bool = True) -> Self:
+        """Switch static estimates on, or off.
+
+        Parameters
+        ----------
+        enabled : bool, default True
+            Whether to observe, and to take scale and zero point from what was seen.
+
+        Returns
+        -------
+        LearnableFakeQuantize
+            The module itself.
+        """
+        self._switch("static_enabled", enabled)
+        return self
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Switch static estimates on, or off.
+
+        Parameters
+        ----------
+        enabled : bool, default True
+            As of `toggle_observer_update`.
+        """
+        self.toggle_observer_update(enabled)
+
+    # --- what it does -------------------------------------------------------------------------
+
+    def forward(self, call: Callable[..., Any], x: Any) -> Any:
+        """Estimate and fake quantize, as the switches say."""
+        data = checks.floats(value_of(x), "x")
+        if self._on("static_enabled"):
+            if data.size and not isinstance(data, ArraySpec):
+                self._estimate(data)
+        else:
+            _replace(self.scale, self._scale())
+        if not self._on("fake_quant_enabled") or data.size == 0:
+            return x
+        scale: Any = self.scale
+        zero_point: Any = self.zero_point
+        if self._symmetric:
+            _replace(self.zero_point, self._zero_point())
+        if self._symmetric or not self._on("learning_enabled"):
+            zero_point = self.zero_point.value
+        if not self._on("learning_enabled"):
+            scale = self.scale.value
+        step, before, after = self._step()
+        return call(
+            step, x, scale, zero_point, *before, self.quant_min, self.quant_max, *after,
+            self._grad_factor(data.size), zero_point_rounding="nearest",
+        )  # fmt: skip
+
+    def _step(self) -> tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]:
+        """The op, and what stands before and after its bounds."""
+        if self.group_size is not None:
+            after = (self.group_size,)
+            return nq.fake_quantize_learnable_per_channel_group_affine, (), after
+        if self.per_token:
+            return nq.fake_quantize_learnable_per_token_affine, (), ()
+        if self.is_per_channel:
+            return nq.fake_quantize_learnable_per_channel_affine, (self.ch_axis,), ()
+        return nq.fake_quantize_learnable_per_tensor_affine, (), ()
+
+    def _grad_factor(self, size: int) -> float:
+        if not self.use_grad_scaling:
+            return 1.0
+        return float(1.0 / (size * (self.quant_max or -self.quant_min)) ** 0.5)
+
+    @property
+    def _symmetric(self) -> bool:
+        return self.activation_post_process._symmetric
+
+    def _scale(self) -> Array:
+        """The scale that is used: not below eps."""
+        least: Array = np.maximum(self.scale.value, self.eps)
+        return least
+
+    def _zero_point(self) -> Array:
+        """The zero point that is used, which in a symmetric scheme is not learned."""
+        z = self.zero_point.value
+        if not self._symmetric:
+            return z
+        return np.full_like(z, self.activation_post_process._middle)
+
+    def calculate_qparams(self) -> tuple[Array, Array]:
+        """Give scale and zero point as a call uses them.
+
+        Returns
+        -------
+        scale : ndarray
+            Scales, float32, not below `eps`.
+        zero_point : ndarray
+            Zero points, rounded to nearest even and clamped to the bounds: int64.
+
+        Raises
+        ------
+        ValueError
+            If a zero point is NaN.
+        """
+        z = checks.no_nan(self._zero_point(), "zero_point")
+        code = np.clip(np.rint(z).astype(np.float64), self.quant_min, self.quant_max)
+        return self._scale(), code.astype(np.int64)
+
+    # --- estimates ----------------------------------------------------------------------------
+
+    def _estimate(self, x: Array) -> None:
+        """Observe `x`, and take scale and zero point from it."""
+        observer = self.activation_post_process
+        seen = self._rows(x)
+        count = 1
+        if self.is_per_channel:
+            count = seen.shape[checks.axis_of(self.ch_axis, seen, "ch_axis")]
+        if count != self.scale.value.size:
+            raise ValueError(
+                f"channel_len must be the number of channels, {count}, got {self.channel_len}"
+            )
+        observer(seen)
+        if observer._unset:
+            return
+        if self.init == "observer":
+            scale, zero_point = observer.calculate_qparams()
+        elif self.init == "lsq":
+            scale, zero_point = self._lsq(self._channels(seen)), self._zero_point()
+        elif self._symmetric:
+            scale, zero_point = self._lsq_plus(self._channels(seen)), self._zero_point()
+        else:
+            scale, zero_point = self._least_error(seen)
+        self.scale.value = scale.astype(_FLOAT)
+        self.zero_point.value = zero_point.astype(_FLOAT)
+
+    def _rows(self, x: Array) -> Array:
+        """What the observer sees: tokens and groups as rows."""
+        if self.group_size is not None:
+            return x.reshape(-1, checks.group_size_of(self.group_size, x, name="x"))
+        if self.per_token:
+            return x.reshape(-1, x.shape[-1] if x.ndim else 1)
+        return x
+
+    def _channels(self, x: Array) -> Iterable[Array]:
+        return np.moveaxis(x, self.ch_axis, 0) if self.is_per_channel else [x]
+
+    def _lsq(self, channels: Iterable[Array]) -> Array:
+        """``2 * mean(abs(x)) / sqrt(quant_max)`` of each channel."""
+        root = math.sqrt(self.quant_max or -self.quant_min)
+        return self._raised([2 * backend.of(x).magnitude((x,)) / x.size / root for x in channels])
+
+    def _lsq_plus(self, channels: Iterable[Array]) -> Array:
+        """``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` of each channel."""
+
+        def reach(x: Array) -> float:
+            lib: Any = backend.of(x)
+            mean: float = lib.value((x,)) / x.size
+            square: float = lib.squared_difference((x, np.broadcast_to(np.float64(mean), x.shape)))
+            return abs(mean) + 3 * math.sqrt(square / x.size)
+
+        half = (self.quant_max - self.quant_min + 1) / 2
+        return self._raised([reach(x) / half for x in channels])
+
+    def _raised(self, scales: list[float]) -> Array:
+        return np.maximum(np.array(scales), self.eps)  # type: ignore[no-any-return]
+
+    def _least_error(self, x: Array) -> tuple[Array, Array]:
+        """The qparams whose squared error is least."""
+        axis = self.ch_axis if self.is_per_channel else None
+        qscheme = PER_CHANNEL[0] if self.qscheme == FLOAT_QPARAMS else self.qscheme
+        observer = MSEObserver(
+            ch_axis=axis, dtype=self.dtype, qscheme=qscheme, quant_min=self.quant_min,
+            quant_max=self.quant_max, eps=float(self.eps[0]),
+        )  # fmt: skip
+        observer(x)
+        return observer.calculate_qparams()
+
+    # --- state and looks ----------------------------------------------------------------------
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        super()._check_state(prefix, state)
+        # Optimizers move scales and zero points freely.
+        self._check_shapes(prefix, state, self.scale.value.size)
+        self._check_positive(prefix + "eps", state["eps"])
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of the repr."""
+        parts = [
+            f"{name}={getattr(self, name)}" for name in self._switches[:1] + self._switches[2:]
+        ]
+        rows = ["per_token=True"] * self.per_token
+        if self.group_size is not None:
+            rows.append(f"group_size={self.group_size}")
+        scale, zero_point = self.scale.value, self.zero_point.value
+        return ", ".join(
+            [*parts, self._bounds_repr(), *rows, f"scale={scale}", f"zero_point={zero_point}"]
+        )
+
+
+def _replace(parameter: Parameter, array: Array) -> None:
+    """Change the array of a parameter; a tape may still need the old one."""
+    if not np.array_equal(parameter.value, array, equal_nan=True):
+        parameter.value = array
