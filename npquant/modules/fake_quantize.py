@@ -65,7 +65,7 @@ class FakeQuantizeBase(Module):
         if not isinstance(made, Observer):
             raise TypeError(f"observer must make an Observer, got {show(made)}")
         self.activation_post_process = made
-        self.dtype = checks.integer_target(made.dtype)
+        self.dtype = dtypes.integer_target(made.dtype)
         self.qscheme = made.qscheme
         self.quant_min, self.quant_max = made.quant_min, made.quant_max
         self.ch_axis = -1 if made.ch_axis is None else made.ch_axis
