@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import npquant as nq
 from npquant import autograd as ag
 from npquant import checks
 from npquant.autograd import functional
+from npquant.autograd.rules import RULES
 from npquant.dtypes import float32, float64
 from npquant.errors import show
 
@@ -215,6 +216,13 @@ def checked_layer(value: Layer, name: str) -> Layer:
     bias = None if value.bias is None else _finite(value.bias, f"{name}.bias")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"{name}.bias must have the shape {weight.shape[:1]}, got {bias.shape}")
+    step = value.activation
+    known = isinstance(step, Hashable) and step in RULES
+    if not (step is None or known or callable(getattr(step, "forward", None))):
+        raise TypeError(
+            f"{name}.activation must be a step of npquant.autograd, an object with a method "
+            f"forward(apply, x), or None, got {show(step)}"
+        )
     return replace(value, weight=weight, bias=bias)
 
 

@@ -105,7 +105,7 @@ def optimize_rounding(
     inputs: Any,
     *,
     float_inputs: Array | None = None,
-    held_out: Any = 0.2,
+    held_out: Any = None,
     gram: bool = True,
     batch_size: int = 256,
     steps: int = 1000,
@@ -144,9 +144,10 @@ def optimize_rounding(
     float_inputs : ndarray, optional
         What the first layer is given in the float network, of the shape of `inputs`, where its
         predecessors are quantized already. By default the same.
-    held_out : float, array of int or Gram, default 0.2
-        What judges: a share of the rows, at least 0 and less than 1, drawn by `rng`; or the indices
-        of rows; or, beside a `Gram`, one of other rows, else both are judged by the same.
+    held_out : float, array of int or Gram, optional
+        What is not learned from, and judges: a share of the rows, at least 0 and less than 1, drawn
+        by `rng`, or the indices of rows. By default a fifth. Beside a `Gram` it is another, by
+        default the same.
     gram : bool, default True
         Whether layers without an activation learn from Gram matrices of their inputs, that is from
         all rows at every step, for the price of one product with a square matrix.
@@ -223,7 +224,7 @@ def optimize_rounding(
         gram=checks.switch(gram, "gram"),
         batch_size=_positive(batch_size, "batch_size"),
         lr=checks.at_least(lr, "lr", 0.0),
-        loss=AdaroundLoss(steps, warm_start, beta_range, reg_param),
+        loss=AdaroundLoss(_positive(steps, "steps"), warm_start, beta_range, reg_param),
         stop_undecided=checks.at_least(stop_undecided, "stop_undecided", 0.0),
         keep=checks.option(keep, "keep", KEEP),
         rng=_generator(rng),
@@ -405,7 +406,9 @@ def _from_gram(
 ) -> Rounded:
     objective = _Moments.of_gram(layer.weight, inputs, "inputs")
     judge = objective
-    if isinstance(held_out, Gram):
+    if held_out is not None:
+        if not isinstance(held_out, Gram):
+            raise TypeError(f"held_out must be a Gram or None beside a Gram, got {show(held_out)}")
         judge = _Moments.of_gram(layer.weight, held_out, "held_out")
     return _learn(layer.weight, grid, objective, objective, judge, options, "layers[0]")
 
@@ -516,7 +519,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
                              f"{judging.max()}")  # fmt: skip
         judging = np.unique(judging)
     else:
-        share = checks.at_least(held_out, "held_out", 0.0)
+        share = 0.2 if held_out is None else checks.at_least(held_out, "held_out", 0.0)
         if share >= 1:
             raise ValueError(f"held_out must be less than 1, got {share}")
         count = math.ceil(share * rows)
