@@ -43,7 +43,7 @@ STEPS = 1000
 ROWS = 128
 """Images that AdaRound learns from in a step: BLAS gives products of this size to one thread."""
 
-EPOCHS, BATCH, RATE = 20, 64, 3e-3
+EPOCHS, BATCH, RATE = 15, 64, 3e-3
 """How LSQ trains: Adam's rate falls to zero along half a cosine."""
 
 SHARES = np.linspace(0.2, 1, 81)
@@ -328,7 +328,7 @@ def run_training(
         Seeds: of the calibration images that are drawn, of AdaRound's batches and of LSQ's order.
     steps : int, default 1000
         Steps of AdaRound for a layer.
-    epochs : int, default 20
+    epochs : int, default 15
         How often LSQ sees every training image.
 
     Returns
