@@ -37,7 +37,7 @@ CALIBRATION = 512
 HELD_OUT = 0.2
 """Share of these that AdaRound does not learn from, but judges by."""
 
-STEPS = 1000
+STEPS = 700
 """Steps of AdaRound for a layer."""
 
 ROWS = 128
@@ -326,7 +326,7 @@ def run_training(
         How grids are chosen.
     seeds : sequence of int, optional
         Seeds: of the calibration images that are drawn, of AdaRound's batches and of LSQ's order.
-    steps : int, default 1000
+    steps : int, default 700
         Steps of AdaRound for a layer.
     epochs : int, default 15
         How often LSQ sees every training image.
