@@ -526,6 +526,8 @@ ERRORS = {
         {"inputs": Gram(np.eye(4, dtype=int))}, TypeError, "inputs.inputs must have a dtype among"),
     "a Gram with one of two": (
         {"inputs": Gram(GRAM, GRAM)}, ValueError, "inputs must have both cross and floats"),
+    "a Gram that is not symmetric": (
+        {"inputs": Gram(np.triu(GRAM))}, ValueError, "inputs.inputs must be symmetric"),
     "a Gram with NaN": (
         {"inputs": Gram(GRAM * np.float32(np.nan))}, ValueError, "inputs.inputs must be finite"),
     "gram a word": ({"gram": "yes"}, TypeError, "gram must be a number, got 'yes'"),

@@ -184,7 +184,7 @@ class Gram:
     Parameters
     ----------
     inputs : ndarray of shape (columns, columns)
-        ``X.T @ X``; float32 or float64.
+        ``X.T @ X``; float32 or float64, symmetric to a relative 1e-3.
     cross : ndarray of shape (columns, columns), optional
         ``X.T @ F``. By default X and F are the same.
     floats : ndarray of shape (columns, columns), optional
@@ -248,7 +248,7 @@ def checked_rows(value: Any, name: str) -> Array:
 
 def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Array]:
     """The three matrices in float64."""
-    first = _matrix(value.inputs, f"{name}.inputs", columns)
+    first = _symmetric(value.inputs, f"{name}.inputs", columns)
     if (value.cross is None) != (value.floats is None):
         raise ValueError(f"{name} must have both cross and floats, or neither")
     if value.cross is None:
@@ -256,7 +256,7 @@ def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Ar
     return (
         first,
         _matrix(value.cross, f"{name}.cross", columns),
-        _matrix(value.floats, f"{name}.floats", columns),
+        _symmetric(value.floats, f"{name}.floats", columns),
     )
 
 
@@ -292,3 +292,10 @@ def _matrix(value: Any, name: str, columns: int) -> Array:
     if not np.isfinite(x).all():
         raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
     return x.astype(np.float64)
+
+
+def _symmetric(value: Any, name: str, columns: int) -> Array:
+    x = _matrix(value, name, columns)
+    if np.abs(x - x.T).max() > 1e-3 * np.abs(x).max():
+        raise ValueError(f"{name} must be symmetric, got a matrix that is not")
+    return x
