@@ -392,6 +392,42 @@ def test_a_module_may_pass_the_option_of_the_backward():
     assert_same(grad, np.array([0, 1, 1, 1, 0], F32))  # PyTorch's option: 1, 1, 0, 1, 0
 
 
+# --- AdaRound -------------------------------------------------------------------------------------
+
+
+def test_gradient_of_soft_rounding():
+    """The op's own backward, which test_adaround.py holds against the formulas; V alone has one."""
+    kwargs = arguments("adaround_soft", (6, 8))
+    x, V = kwargs["input"], kwargs["V"]
+    grad = np.random.default_rng(1).normal(size=x.shape).astype(F32)
+    y, (of_x, of_V) = on_tape(nq.adaround_soft, **kwargs, sources=[x, V], grad=grad)
+    assert of_x is None
+    assert_same((y, of_V), (nq.adaround_soft(**kwargs), nq.adaround_soft_backward(grad, **kwargs)))
+    assert np.count_nonzero(of_V) > 10
+
+
+@pytest.mark.parametrize("V_dtype", [F32, F64])
+def test_gradient_of_the_regularizer(V_dtype):
+    """By the gradient of its sum, a number of float64; of V's dtype itself."""
+    V = np.linspace(-3, 3, 9, dtype=V_dtype)
+    y, (of_V,) = on_tape(nq.adaround_regularizer, V, 4.0, sources=[V], grad=np.array(0.3))
+    expected = nq.adaround_regularizer_backward(V, 4.0, 0.3)
+    assert_same((y, of_V), (nq.adaround_regularizer(V, 4.0), expected))
+    assert np.count_nonzero(abs(of_V) > 1e-9) == 6  # not in the middle, nor where h is cut off
+
+
+def test_soft_rounding_and_a_layer_on_one_tape():
+    """The gradient of V through a product: that of the weights, and then of the rounding."""
+    w, x = integers(0, 4, 3).astype(F32) / 8, integers(1, 5, 3).astype(F32)
+    V = ag.Parameter(nq.adaround_init(w, 0.3))
+    args = 0.3, 0, -8, 7
+    with ag.Tape() as tape:
+        y = tape.apply(ag.linear, x, tape.apply(nq.adaround_soft, w, V, *args))
+    grad = np.ones_like(y)
+    expected = nq.adaround_soft_backward(grad.T @ x, w, V.value, *args)
+    assert_same(tape.gradient(y, V, grad), expected)
+
+
 # --- what is traced -------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from matplotlib import image
 
 import npquant as nq
 from npquant import cli
-from npquant.demo import Report, Row, evaluate, run
+from npquant.demo import Report, Row, TrainReport, TrainRow, evaluate, run, run_training, train
 from npquant.demo.digits import Layer, load_digits, load_network
 
 WAYS = list(product([8, 4, 3, 2], ["tensor", "channel", "group"], ["symmetric", "affine"]))
@@ -41,7 +41,8 @@ def same_report(report: Report, monkeypatch: pytest.MonkeyPatch) -> Report:
 @pytest.fixture
 def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if the demo gets to work: what is wrong must be found out before."""
-    monkeypatch.setattr(cli, "run", lambda: pytest.fail("the demo ran"))
+    for name in ("run", "run_training"):
+        monkeypatch.setattr(cli, name, lambda: pytest.fail("the demo ran"))
 
 
 # Data
@@ -321,6 +322,191 @@ def test_the_command_imports_nothing_optional() -> None:
     code = "import sys, npquant.cli; print({'matplotlib', 'sklearn', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+# Learning to quantize: npquant demo --train
+
+
+@pytest.fixture(scope="module")
+def trained() -> TrainReport:
+    ways = [train.Way(2, "tensor", "absmax"), train.Way(3, "channel", "mse")]
+    return run_training(ways=ways, seeds=(0, 1), steps=300, epochs=2)
+
+
+@pytest.fixture
+def same_trained(trained: TrainReport, monkeypatch: pytest.MonkeyPatch) -> TrainReport:
+    monkeypatch.setattr(cli, "run_training", lambda: trained)
+    return trained
+
+
+def test_training_ways() -> None:
+    assert {way.bits for way in train.WAYS} == {4, 3, 2}
+    assert {way[1:] for way in train.WAYS} == {
+        ("tensor", "absmax"),
+        ("tensor", "mse"),
+        ("channel", "mse"),
+    }
+    assert len(train.WAYS) == len(set(train.WAYS)) == 9
+    assert len(set(train.SEEDS)) == 5
+
+
+def test_learning_is_better_than_nearest(trained: TrainReport) -> None:
+    """Even so little of it; by far more than seeds differ."""
+    assert trained.accuracy_float == 97.0
+    two_bits, three_bits = trained.rows
+    # Measured once with plain NumPy: rounding to s = max / 1.5, or the best of 81 shares of it.
+    assert two_bits.nearest.seeds == [pytest.approx(42.0, abs=0.4)] * 2
+    assert three_bits.nearest.seeds == [pytest.approx(95.8, abs=0.4)] * 2
+    for row, margin in ((two_bits, 30), (three_bits, -1)):
+        for name in ("adaround", "gptq", "lsq"):
+            assert min(getattr(row, name).seeds) > row.nearest.mean + margin
+
+
+def test_mean_and_deviation(trained: TrainReport) -> None:
+    for row in trained.rows:
+        for name in train.METHODS:
+            found = getattr(row, name)
+            one, two = found.seeds
+            assert found.mean == pytest.approx((one + two) / 2, abs=1e-9)
+            assert found.deviation == pytest.approx(abs(one - two) / math.sqrt(2), abs=1e-9)
+        assert row.nearest.deviation == 0
+    assert train._accuracy([93.0]) == train.Accuracy(93.0, 0.0, [93.0])
+
+
+def test_seeds_change_what_is_learned_and_a_seed_repeats_it(trained: TrainReport) -> None:
+    again = run_training(ways=[train.WAYS[6]], seeds=(1,), steps=300, epochs=2).rows[0]
+    first = trained.rows[0]
+    assert (again.bits, again.granularity, again.scales) == (2, "tensor", "absmax")
+    for name in train.METHODS:
+        assert getattr(again, name).seeds == getattr(first, name).seeds[1:]
+    assert first.lsq.seeds[0] != first.lsq.seeds[1]
+    assert first.adaround.seeds[0] != first.adaround.seeds[1]
+
+
+def test_nothing_learns_from_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = load_digits()
+    _, test_index = load_network()
+    hidden = {row.tobytes() for row in images[test_index]}
+    seen: list[train.Task] = []
+
+    def look(task: train.Task) -> list[Layer]:
+        seen.append(task)
+        return task.layers
+
+    monkeypatch.setattr(train, "METHODS", dict.fromkeys(train.METHODS, look))
+    run_training(ways=train.WAYS[:1], seeds=(0,))
+    assert len(seen) == 4
+    for task in seen:
+        assert (len(task.images), len(task.calibration)) == (1297, 512)
+        training = {row.tobytes() for row in task.images}
+        assert {row.tobytes() for row in task.calibration} <= training
+        assert not training & hidden
+    assert len(labels) == len(seen[0].images) + len(hidden)
+
+
+@pytest.mark.parametrize("way", train.WAYS)
+def test_grids(way: train.Way) -> None:
+    weight = load_network().layers[0].weight
+    grid = train.grid_of(weight, way)
+    lo, hi = -(2 ** (way.bits - 1)), 2 ** (way.bits - 1) - 1
+    assert (grid.quant_min, grid.quant_max) == (lo, hi)
+    sets = weight.reshape(1 if way.granularity == "tensor" else 32, -1).astype(np.float64)
+    scale = np.atleast_1d(np.asarray(grid.scale, np.float64))[:, None]
+    assert scale.shape == (len(sets), 1)
+    widest = np.abs(sets).max(axis=1, keepdims=True) * 2 / (hi - lo)
+    if way.scales == "absmax":
+        np.testing.assert_allclose(scale, widest, rtol=2.0**-22)  # float32, rounded twice
+        return
+
+    def noise(s: Any) -> Any:
+        return np.sum((np.clip(np.rint(sets / s), lo, hi) * s - sets) ** 2, axis=1)
+
+    # No share is better, but by what float32 makes of its own sums.
+    for share in np.linspace(0.2, 1, 81):
+        assert np.all(noise(scale) <= noise(share * widest) * (1 + 1e-4))
+
+
+@pytest.mark.parametrize("name", list(train.METHODS))
+@pytest.mark.parametrize("way", [train.Way(2, "tensor", "mse"), train.Way(3, "channel", "mse")])
+def test_every_method_ends_on_its_grid(name: str, way: train.Way) -> None:
+    images, labels = load_digits()
+    layers, _ = load_network()
+    grids = [train.grid_of(layer.weight, way) for layer in layers]
+    task = train.Task(layers, grids, images[:128], labels[:128], images[:128], 0, 20, 1, [])
+    for layer, grid in zip(train.METHODS[name](task), grids, strict=True):
+        assert layer.weight.dtype == np.float32
+        scales = np.atleast_1d(np.asarray(grid.scale, np.float32))
+        channels = layer.weight.reshape(len(scales), -1)
+        for row, scale in zip(channels, scales, strict=True):
+            assert len(np.unique(row)) <= 2**way.bits
+            if name != "lsq":  # whose scales are its own
+                np.testing.assert_array_equal(row, np.rint(row / scale) * scale)
+
+
+def test_lsq_learns_its_scales_and_leaves_the_network_alone() -> None:
+    images, labels = load_digits()
+    layers, _ = load_network()
+    grids = [train.grid_of(layer.weight, train.Way(2, "channel", "mse")) for layer in layers]
+    before = [a.copy() for layer in layers for a in layer]
+    network = train.LearnedNetwork(layers, grids)
+    task = train.Task(layers, grids, images[:256], labels[:256], images[:8], 0, 20, 2, [])
+    learned = train.lsq(task)
+    for a, b in zip(before, (a for layer in layers for a in layer), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for grid, first, last in zip(grids, network.quantized(), learned, strict=True):
+        largest = [np.abs(layer.weight).max(axis=1) for layer in (first, last)]
+        steps = [m / np.maximum(np.rint(m / grid.scale), 1) for m in largest]
+        assert np.max(np.abs(steps[1] / steps[0] - 1)) > 1e-3
+        assert not np.array_equal(first.bias, last.bias)
+
+
+def test_train_json_holds_every_field(
+    same_trained: TrainReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["demo", "--train", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == asdict(same_trained)
+    assert {field.name for field in fields(TrainRow)} == set(json.loads(out)["rows"][0])
+    assert err == ""
+
+
+def test_train_text_says_the_same(
+    same_trained: TrainReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["demo", "--train"]) == 0
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines()]
+    assert ["float", "97.0"] in lines
+    table = [words for words in lines if words and words[0] in {"4", "3", "2"}]
+    assert table == [
+        [str(row.bits), row.granularity, row.scales]
+        + [
+            f"{number:.1f}"
+            for name in ("nearest", "adaround", "gptq", "lsq")
+            for number in (getattr(row, name).mean, getattr(row, name).deviation)
+        ]
+        for row in same_trained.rows
+    ]
+    assert "over 2 seeds" in text
+    assert "300 steps a layer" in text
+    assert "2 epochs on 1,297 training images" in text
+    assert f"In all: {same_trained.total_s:.1f} s" in text
+    assert same_trained.environment.cpu in text
+    known = same_trained.environment.cpu
+    assert all(len(line) <= 100 for line in text.splitlines() if known not in line)
+
+
+def test_train_plot(
+    same_trained: TrainReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "learned.png"
+    assert cli.main(["demo", "--train", "--json", "--plot", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out) == asdict(same_trained)
+    picture = image.imread(path)[..., :3]
+    assert picture.shape == (675, 1500, 3)
+    for colour in ("d55e00", "0072b2", "009e73"):  # AdaRound, GPTQ, LSQ
+        rgb = np.frombuffer(bytes.fromhex(colour), np.uint8) / 255
+        assert np.sum(np.all(np.abs(picture - rgb) < 0.01, axis=-1)) > 200
 
 
 # The script that trained the network

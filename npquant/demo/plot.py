@@ -5,9 +5,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from npquant.demo.evaluate import CODES, GRANULARITIES, SCHEMES, Report
+from npquant.demo.train import METHODS, NAMES, TrainReport
 
 COLOURS = {"tensor": "#d55e00", "channel": "#0072b2", "group": "#009e73"}  # safe if colour-blind
 LINES = {"symmetric": "--", "affine": "-"}
+METHOD_COLOURS = {"nearest": "0.5", "adaround": "#d55e00", "gptq": "#0072b2", "lsq": "#009e73"}
 
 
 def file_format(path: Path) -> str:
@@ -25,9 +27,17 @@ def file_format(path: Path) -> str:
     return name
 
 
-def save(report: Report, path: Path) -> None:
-    """Draw accuracy against bits, a line for each granularity and scheme, and write it."""
+def save(report: Report | TrainReport, path: Path) -> None:
+    """Draw accuracy against bits, and write it."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
+    draw = _draw_training if isinstance(report, TrainReport) else _draw_ways
+    draw(figure, report)  # type: ignore[arg-type]
+    figure.suptitle(f"MLP 64-32-32-10 on handwritten digits, npquant {report.environment.npquant}")
+    figure.savefig(path, format=file_format(path), dpi=150)
+
+
+def _draw_ways(figure: Figure, report: Report) -> None:
+    """A panel with and without activations, a line for each granularity and scheme."""
     panels = figure.subplots(1, 2, sharey=True)
     columns = {
         "weights only": "accuracy_weights",
@@ -54,5 +64,29 @@ def save(report: Report, path: Path) -> None:
         axes.set(title=title, xlabel="bits of a weight")
     panels[0].set_ylabel(f"right, % of {report.test_images} test images")
     panels[1].legend(loc="lower right")
-    figure.suptitle(f"MLP 64-32-32-10 on handwritten digits, npquant {report.environment.npquant}")
-    figure.savefig(path, format=file_format(path), dpi=150)
+
+
+def _draw_training(figure: Figure, report: TrainReport) -> None:
+    """A panel for each way to choose scales, a line for each method, bars for deviations."""
+    ways = list(dict.fromkeys((row.granularity, row.scales) for row in report.rows))
+    panels = figure.subplots(1, len(ways), sharey=True, squeeze=False)[0]
+    for axes, way in zip(panels, ways, strict=True):
+        rows = sorted(
+            (row for row in report.rows if (row.granularity, row.scales) == way),
+            key=lambda row: row.bits,
+        )
+        for name in METHODS:
+            found = [getattr(row, name) for row in rows]
+            axes.errorbar(
+                [str(row.bits) for row in rows],
+                [a.mean for a in found],
+                [a.deviation for a in found],
+                color=METHOD_COLOURS[name],
+                marker="o",
+                capsize=3,
+                label=NAMES[name],
+            )
+        axes.axhline(report.accuracy_float, color="0.6", linewidth=1, zorder=0, label="float")
+        axes.set(title=f"per {way[0]}, {way[1]} scales", xlabel="bits of a weight")
+    panels[0].set_ylabel(f"right, % of {report.test_images} test images")
+    panels[-1].legend(loc="lower right")

@@ -479,7 +479,7 @@ def adaround_codes(
 
 
 def adaround_regularizer(V: Array, beta: float) -> Array:
-    """Sum what is undecided: 1 - |2h(V) - 1|**beta.
+    """Sum what is undecided: ``1 - |2h(V) - 1|**beta``.
 
     A term is 1 where ``h(V) = clamp(sigmoid(V) * 1.2 - 0.1, 0, 1)`` is 1/2, and 0 where it is 0 or
     1. A large `beta` leaves all but those next to 0 and 1 alone; a small one drives all of them

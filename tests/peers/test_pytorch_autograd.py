@@ -286,7 +286,10 @@ def test_learnable(kind):
 
 
 def test_every_step_has_its_peer():
-    """But what PyTorch does not have: scales per token and per group."""
+    """But what PyTorch does not have: scales per token and per group, and AdaRound.
+
+    The formulas of AdaRound are beside PyTorch's autograd in test_pytorch_adaround.py.
+    """
     found = {step.__name__ for step, *_ in SHAPES.values()} | set(STRAIGHT)
     found |= {"sigmoid", "softmax_cross_entropy"}
     found |= {f"fake_quantize_learnable_{kind}_affine" for kind in LEARNABLE}
@@ -294,6 +297,7 @@ def test_every_step_has_its_peer():
     without = {
         f"fake_quantize_learnable_{kind}_affine" for kind in ("per_token", "per_channel_group")
     }
+    without |= {"adaround_soft", "adaround_regularizer"}
     assert {step.__name__ for step in RULES} == found | without
 
 
