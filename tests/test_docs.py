@@ -21,7 +21,16 @@ MODULES = ["npquant.meta"] + [
 
 #: What is public in a module of its own.
 OTHERS = {
-    "npquant.adaround": ["AdaroundLoss"],
+    "npquant.adaround": [
+        "AdaroundLoss",
+        "Conv2d",
+        "Gram",
+        "Grid",
+        "Linear",
+        "Rounded",
+        "RoundingReport",
+        "optimize_rounding",
+    ],
     "npquant.gptq": ["gptq"],
     "npquant.metrics": ["cosine", "max_code_difference", "mse", "sqnr"],
     "npquant.optim": ["SGD", "Adam"],

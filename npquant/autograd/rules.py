@@ -201,6 +201,13 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Any]:
     return y, (of_logits,)
 
 
+def adaround_regularizer(V: Array, beta: Any) -> tuple[Array, Any]:
+    """The backward of the op takes a weight of the sum, which its gradient is."""
+    return nq.adaround_regularizer(V, beta), (
+        lambda grad: nq.adaround_regularizer_backward(V, beta, float(grad)),
+    )
+
+
 def summed(grad: Array, shape: tuple[int, ...]) -> Array:
     """`grad` added up along the axes that `shape` was repeated along."""
     if grad.shape == shape:
@@ -294,7 +301,9 @@ RULES: Final[dict[Function, Rule]] = dict(
             nq.fake_quantize_learnable_per_channel_group_affine_backward,
             *LEARNED,
         ),
-        # Each with its rule above, and the arguments that have gradients.
+        with_backward(nq.adaround_soft, nq.adaround_soft_backward, "V"),
+        # Each with its rule, and the arguments that have gradients.
+        function(nq.adaround_regularizer, adaround_regularizer, "V"),
         function(functional.linear, linear, "x", "w", "b"),
         function(functional.matmul, matmul, "x", "y"),
         function(functional.add, add, "x", "y"),

@@ -1,0 +1,294 @@
+"""What `optimize_rounding` is given: layers, the grids of their weights, and Gram matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import npquant as nq
+from npquant import autograd as ag
+from npquant import checks
+from npquant.autograd import functional
+from npquant.autograd.rules import RULES
+from npquant.dtypes import float32, float64
+from npquant.errors import show
+
+Array = np.ndarray[Any, Any]
+
+#: Rows that are computed at once where all are: what a layer makes on its way stays small.
+CHUNK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A linear layer: ``activation(x @ weight.T + bias)``.
+
+    It is a step of a `npquant.autograd.Tape`.
+
+    Parameters
+    ----------
+    weight : ndarray of shape (outputs, inputs)
+        Weights, float32.
+    bias : ndarray of shape (outputs,), optional
+        Bias, float32. By default none.
+    activation : step, optional
+        What the loss sees the outputs through: `npquant.autograd.relu` or another step of a tape,
+        or an object with a method ``forward(apply, x)``. By default nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> from npquant.adaround import Linear
+    >>> layer = Linear(np.array([[1.0], [-2.0]], np.float32), activation=ag.relu)
+    >>> ag.call(layer, np.array([[3.0]], np.float32))
+    array([[3., 0.]], dtype=float32)
+    """
+
+    weight: Array
+    bias: Array | None = None
+    activation: Any = None
+
+    def forward(self, apply: Callable[..., Any], x: Array, weight: Array | None = None) -> Array:
+        """Compute the layer, by default with its own weight.
+
+        Parameters
+        ----------
+        apply : callable
+            ``tape.apply``, or `npquant.autograd.call`.
+        x : ndarray of shape (..., inputs)
+            Rows, float32.
+        weight : ndarray, optional
+            Another weight.
+
+        Returns
+        -------
+        ndarray of shape (..., outputs)
+            Outputs.
+        """
+        w = self.weight if weight is None else weight
+        return _activated(self, apply, apply(ag.linear, x, w, self.bias))
+
+    def _columns(self, x: Array) -> Array:
+        """What the weights multiply: (groups, inputs, rows)."""
+        return functional.rows(x).T[np.newaxis]
+
+
+@dataclass(frozen=True, eq=False)
+class Conv2d:
+    """A convolution of images: ``activation(conv2d(x, weight, bias, ...))``.
+
+    It is a step of a `npquant.autograd.Tape`.
+
+    Parameters
+    ----------
+    weight : ndarray of shape (K, C / groups, h, w)
+        Kernels, float32.
+    bias : ndarray of shape (K,), optional
+        Bias, float32. By default none.
+    stride, padding : int or pair of int, default 1 and 0
+        As in `npquant.autograd.conv2d`.
+    groups : int, default 1
+        Number of groups of channels.
+    activation : step, optional
+        As in `Linear`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> from npquant.adaround import Conv2d
+    >>> layer = Conv2d(np.ones((1, 1, 2, 2), np.float32), stride=2)
+    >>> ag.call(layer, np.ones((1, 1, 4, 4), np.float32))
+    array([[[[4., 4.],
+             [4., 4.]]]], dtype=float32)
+    """
+
+    weight: Array
+    bias: Array | None = None
+    stride: int | tuple[int, int] = 1
+    padding: int | tuple[int, int] = 0
+    groups: int = 1
+    activation: Any = None
+
+    def forward(self, apply: Callable[..., Any], x: Array, weight: Array | None = None) -> Array:
+        """Compute the layer, by default with its own weight.
+
+        Parameters
+        ----------
+        apply : callable
+            ``tape.apply``, or `npquant.autograd.call`.
+        x : ndarray of shape (N, C, H, W)
+            Images, float32.
+        weight : ndarray, optional
+            Another weight.
+
+        Returns
+        -------
+        ndarray of shape (N, K, H', W')
+            Outputs.
+        """
+        w = self.weight if weight is None else weight
+        y = apply(ag.conv2d, x, w, self.bias, self.stride, self.padding, self.groups)
+        return _activated(self, apply, y)
+
+    def _columns(self, x: Array) -> Array:
+        """What the kernels multiply: (groups, inputs of a place, places)."""
+        x, w, stride, padding, groups = functional.correlation(
+            x, self.weight, self.stride, self.padding, self.groups
+        )
+        return functional.columns(x, w.shape[2:], stride, padding, groups)
+
+
+Layer = Linear | Conv2d
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The values that the weights of a layer may take: ``(code - zero_point) * scale``.
+
+    Parameters
+    ----------
+    scale : float or array
+        Distance between neighbours, positive and finite in float32. A number, or one for each
+        channel: of shape (C,) with `axis`, of shape (..., groups of a row) with `group_size`.
+    zero_point : int or array
+        Code that stands for 0.0, between the bounds; a number or one for each channel.
+    quant_min, quant_max : int
+        Least and greatest code, both included, within +-2**23.
+    axis : int, optional
+        Axis of the weight whose every index has its own scale. By default there is one for all.
+    group_size : int, optional
+        Number of neighbours along the last axis that share a scale. Not beside `axis`.
+    """
+
+    scale: Any
+    zero_point: Any
+    quant_min: int
+    quant_max: int
+    axis: int | None = None
+    group_size: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """Gram matrices of the inputs of a linear layer, in place of these.
+
+    With X the inputs as the quantized predecessors give them, F as the float ones do, one row each,
+    all that the squared error of the outputs depends on is here. A common factor, such as the
+    number of rows, makes no difference.
+
+    Parameters
+    ----------
+    inputs : ndarray of shape (columns, columns)
+        ``X.T @ X``; float32 or float64.
+    cross : ndarray of shape (columns, columns), optional
+        ``X.T @ F``. By default X and F are the same.
+    floats : ndarray of shape (columns, columns), optional
+        ``F.T @ F``; given with `cross`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.adaround import Gram
+    >>> x = np.array([[1.0, 2.0], [0.5, -1.0]])
+    >>> Gram(x.T @ x).inputs
+    array([[1.25, 1.5 ],
+           [1.5 , 5.  ]])
+    """
+
+    inputs: Array
+    cross: Array | None = None
+    floats: Array | None = None
+
+
+def checked_layer(value: Layer, name: str) -> Layer:
+    """A layer whose arrays are float32 and finite, and fit each other."""
+    axes, shape = (2, "(outputs, inputs)") if isinstance(value, Linear) else (4, "(K, C, h, w)")
+    weight = _finite(value.weight, f"{name}.weight")
+    if weight.ndim != axes or weight.size == 0:
+        raise ValueError(
+            f"{name}.weight must have the shape {shape} with elements, got {weight.shape}"
+        )
+    bias = None if value.bias is None else _finite(value.bias, f"{name}.bias")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{name}.bias must have the shape {weight.shape[:1]}, got {bias.shape}")
+    step = value.activation
+    known = isinstance(step, Hashable) and step in RULES
+    if not (step is None or known or callable(getattr(step, "forward", None))):
+        raise TypeError(
+            f"{name}.activation must be a step of npquant.autograd, an object with a method "
+            f"forward(apply, x), or None, got {show(step)}"
+        )
+    return replace(value, weight=weight, bias=bias)
+
+
+def checked_grid(value: Any, name: str, weight: Array) -> Grid:
+    """A grid that fits a weight."""
+    if not isinstance(value, Grid):
+        raise TypeError(f"{name} must be a Grid, got {show(value)}")
+    spec = nq.ArraySpec(weight.shape, float32)
+    try:
+        nq.adaround_soft(spec, spec, **vars(value))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return value
+
+
+def checked_rows(value: Any, name: str) -> Array:
+    """Inputs of layers: float32 and finite, one sample for each index of the first axis."""
+    x = _finite(value, name)
+    if x.ndim < 2 or x.size == 0:
+        raise ValueError(f"{name} must have rows and columns with elements, got shape {x.shape}")
+    return x
+
+
+def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Array]:
+    """The three matrices in float64."""
+    first = _matrix(value.inputs, f"{name}.inputs", columns)
+    if (value.cross is None) != (value.floats is None):
+        raise ValueError(f"{name} must have both cross and floats, or neither")
+    if value.cross is None:
+        return first, first, first
+    return (
+        first,
+        _matrix(value.cross, f"{name}.cross", columns),
+        _matrix(value.floats, f"{name}.floats", columns),
+    )
+
+
+def outputs(layer: Any, x: Array, weight: Array | None = None) -> Array:
+    """The outputs of a layer, some rows at a time."""
+    parts = [
+        ag.call(layer, x[i : i + CHUNK], weight) if isinstance(layer, Layer) else
+        layer(x[i : i + CHUNK])
+        for i in range(0, len(x), CHUNK)
+    ]  # fmt: skip
+    return np.concatenate(parts)
+
+
+def _activated(layer: Layer, apply: Callable[..., Any], y: Array) -> Array:
+    return y if layer.activation is None else apply(layer.activation, y)
+
+
+def _finite(value: Any, name: str) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    x: Array = checks.native(checks.array(value, name), name, (float32,))
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
+    return x
+
+
+def _matrix(value: Any, name: str, columns: int) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    x: Array = checks.native(checks.array(value, name), name, (float32, float64))
+    if x.shape != (columns, columns):
+        raise ValueError(f"{name} must have the shape {(columns, columns)}, got {x.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
+    return x.astype(np.float64)
