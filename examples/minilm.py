@@ -573,12 +573,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             columns = encoder.tensors[f"{name}.weight"].shape[1]
             if args.group_size is not None and (args.group_size < 1 or columns % args.group_size):
                 raise ValueError(f"--group-size must divide {columns}, got {args.group_size}")
-        for path in filter(None, (args.json, args.plot)):
-            path.open("ab").close()
         if args.plot:
             from npquant.demo.plot import file_format
 
             file_format(args.plot)
+        for path in filter(None, (args.json, args.plot)):
+            path.open("ab").close()
     except (ValueError, OSError) as error:
         parser.error(str(error))
 
