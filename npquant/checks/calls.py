@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from npquant import dtypes
+from npquant.checks.arrays import option
 from npquant.checks.numbers import (
     bounds,
     bounds_of,
@@ -29,6 +30,17 @@ T = TypeVar("T")
 
 #: Integers up to here, and their differences, are exact in float32 and in float64.
 EXACT32, EXACT64 = 2**23, 2**52
+
+
+#: How an op comes from a value to its code.
+ROUNDINGS = "reciprocal", "divide"
+
+
+def divides(rounding: Any) -> bool:
+    """Whether to divide by the scale, rather than to multiply by its reciprocal."""
+    if type(rounding) is str and rounding == "reciprocal":
+        return False
+    return option(rounding, "rounding", ROUNDINGS) == "divide"
 
 
 def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
@@ -114,13 +126,15 @@ def quantizing(
     dtype: DType,
     target: DType,
     kind: type,
+    divide: bool,
 ) -> Affine:
-    """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64."""
+    """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64, or it."""
     s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
     bounds_ = bounds_of(quant_min, quant_max, target, kind)
     number = dtypes.compute(dtype).name
     z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
-    return 1.0 / s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
+    s = s if divide else 1.0 / s
+    return s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
 
 
 @_remembered

@@ -21,6 +21,7 @@ def fake_quantize_per_tensor_affine(
     quant_min: int,
     quant_max: int,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Round to the grid of one scale and zero point, and clamp to its range.
@@ -96,13 +97,20 @@ def fake_quantize_per_tensor_affine(
     """
     x = checks.floats(input)
     numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
+    kernel = _per_tensor(x, checks.divides(rounding))
     y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
-    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    kernel(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
 def fake_quantize_per_tensor_affine_cachemask(
-    input: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+    input: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per tensor, and tell which values were inside the range.
 
@@ -174,8 +182,9 @@ def fake_quantize_per_tensor_affine_cachemask(
     """
     x = checks.floats(input)
     numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
+    kernel = _per_tensor(x, checks.divides(rounding))
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
-    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y, mask)
+    kernel(layout.PER_TENSOR, x, *numbers, y, mask)
     return y, mask
 
 
@@ -186,6 +195,8 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     fake_quant_enabled: Array,
     quant_min: int,
     quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per tensor with qparams in arrays, if a switch is on.
 
@@ -265,9 +276,10 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     s = checks.scale_float32(scale, kind=type(x))
     z = checks.truncated_int32(zero_point, "zero_point", type(x))
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
+    divide = checks.divides(rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
     if enabled:
-        run_per_tensor(x, s, z, lo, hi, y, mask)
+        run_per_tensor(x, s, z, lo, hi, y, mask, divide)
     else:
         backend.of(x).copy(x, y, mask)
     return y, mask
@@ -346,6 +358,7 @@ def fake_quantize_per_channel_affine(
     quant_min: int,
     quant_max: int,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Round to the grid of a scale and a zero point for each index of one axis.
@@ -424,11 +437,18 @@ def fake_quantize_per_channel_affine(
     array([[1.   , 1.   , 6.   ],
            [0.375, 1.375, 3.375]], dtype=float32)
     """
-    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, out)
+    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, out)
 
 
 def fake_quantize_per_channel_affine_cachemask(
-    input: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
+    input: Array,
+    scale: Array,
+    zero_point: Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per channel, and tell which values were inside the range.
 
@@ -507,7 +527,8 @@ def fake_quantize_per_channel_affine_cachemask(
            [ True,  True, False]])
     """
     mask = checks.output(None, checks.floats(input), _BOOL)
-    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, None, mask), mask
+    args = scale, zero_point, axis, quant_min, quant_max, rounding
+    return _per_channel(input, *args, None, mask), mask
 
 
 def fake_quantize_per_channel_affine_cachemask_backward(
@@ -583,6 +604,7 @@ def fake_quant_per_channel(
     quant_min: int,
     quant_max: int,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Round to a grid for each index of one axis, and keep NaN.
@@ -654,11 +676,18 @@ def fake_quant_per_channel(
     array([[0. , nan],
            [1.5, 3.5]], dtype=float32)
     """
-    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, out)
+    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, rounding, out)
 
 
 def fake_quant_per_channel_cachemask(
-    input: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int
+    input: Array,
+    scales: Array,
+    zero_points: Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per channel, keep NaN, and tell which values were inside the range.
 
@@ -733,7 +762,8 @@ def fake_quant_per_channel_cachemask(
            [ True, False]])
     """
     mask = checks.output(None, checks.floats(input), _BOOL)
-    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, None, mask), mask
+    args = scales, zero_points, axis, quant_min, quant_max, rounding
+    return _decomposed(input, *args, None, mask), mask
 
 
 def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | None = None) -> Array:
@@ -802,20 +832,25 @@ def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | No
 # --- what they share --------------------------------------------------------------------------
 
 
+def _per_tensor(x: Array, divide: bool) -> Any:
+    """The kernel of one scale."""
+    lib = backend.of(x)
+    return lib.fake_quantize_per_tensor_by_division if divide else lib.fake_quantize_per_tensor
+
+
 def run_per_tensor(
-    x: Array, s: float, z: int, lo: int, hi: int, y: Array, mask: Array | None
+    x: Array, s: float, z: int, lo: int, hi: int, y: Array, mask: Array | None, divide: bool = False
 ) -> Array:
     """The kernel of one scale, on checked arguments."""
     code = checks.precision(x.dtype, lo, hi, z)
-    backend.of(x).fake_quantize_per_tensor(
-        layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
-    )
+    kernel = _per_tensor(x, divide)
+    kernel(layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
 
 
 def _per_channel(
     input: Any, scale: Any, zero_point: Any, axis: Any, quant_min: Any, quant_max: Any,
-    out: Any, mask: Array | None = None,
+    rounding: Any, out: Any, mask: Array | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
@@ -838,6 +873,9 @@ def _per_channel(
         if not usual:
             checks.in_range(z, "zero_point", lo, hi)
             z = checks.int32s(z, "zero_point")
+    if checks.divides(rounding):
+        kernel = lib.fake_quantize_per_channel_by_division
+        code = "wide" if z.dtype in dtypes.FLOATS else code
     y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
     kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
@@ -845,7 +883,7 @@ def _per_channel(
 
 def _decomposed(
     input: Any, scales: Any, zero_points: Any, axis: Any, quant_min: Any, quant_max: Any,
-    out: Any, mask: Array | None = None,
+    rounding: Any, out: Any, mask: Array | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
@@ -856,11 +894,11 @@ def _decomposed(
     z = checks.parameters(zero_points, "zero_points", shapes, x)
     z = checks.int32s(z, "zero_points")
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    lib, divide = backend.of(x), checks.divides(rounding)
+    kernel = lib.fake_quantize_decomposed_by_division if divide else lib.fake_quantize_decomposed
     y = checks.output(out, x, x.dtype, scales=s, zero_points=z)
     code = dtypes.compute(x.dtype).name
-    backend.of(x).fake_quantize_decomposed(
-        layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
-    )
+    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
 
 

@@ -19,6 +19,7 @@ def quantize_per_tensor(
     quant_max: int,
     dtype: Any,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize with one scale and one zero point.
@@ -102,9 +103,13 @@ def quantize_per_tensor(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    numbers = checks.quantizing(scale, zero_point, quant_min, quant_max, x.dtype, target, type(x))
+    divide = checks.divides(rounding)
+    numbers = checks.quantizing(
+        scale, zero_point, quant_min, quant_max, x.dtype, target, type(x), divide
+    )
     y = checks.output(out, x, target, scale=scale, zero_point=zero_point)
-    backend.of(x).quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    kernel = _by_division(x, target) if divide else backend.of(x).quantize_per_tensor
+    kernel(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
@@ -203,6 +208,7 @@ def quantize_per_channel(
     quant_max: int,
     dtype: Any,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize with a scale and a zero point for each index of one axis.
@@ -281,8 +287,10 @@ def quantize_per_channel(
     a = checks.axis_of(axis, x)
     s, z = checks.code_qparams(scales, zero_points, (x.shape[a],), x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    divide = checks.divides(rounding)
     y = checks.output(out, x, target, scales=s, zero_points=z)
-    backend.of(x).quantize_per_channel(
+    kernel = _by_division(x, target) if divide else backend.of(x).quantize_per_channel
+    kernel(
         layout.per_channel(x.shape, a), x, _at_least(s, x), z, checks.constants(lo, hi, target),
         ("float32", "float32", checks.code(x.dtype, target)), y,
     )  # fmt: skip
@@ -395,6 +403,7 @@ def quantize_per_token(
     quant_max: int,
     dtype: Any,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize with a scale and a zero point for each row along the last axis.
@@ -470,8 +479,9 @@ def quantize_per_token(
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    divide = checks.divides(rounding)
     y = checks.output(out, x, target, scales=s, zero_points=z)
-    _zero_first(layout.per_token(x.shape), x, s, z, lo, hi, target, y)
+    _per_row(layout.per_token(x.shape), x, s, z, lo, hi, target, divide, y)
     return y
 
 
@@ -571,6 +581,7 @@ def quantize_per_channel_group(
     dtype: Any,
     group_size: int = 128,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize a matrix with a scale and a zero point for each group of a row.
@@ -649,8 +660,9 @@ def quantize_per_channel_group(
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    divide = checks.divides(rounding)
     y = checks.output(out, x, target, scales=s, zero_points=z)
-    _zero_first(layout.per_channel_group(x.shape, g), x, s, z, lo, hi, target, y)
+    _per_row(layout.per_channel_group(x.shape, g), x, s, z, lo, hi, target, divide, y)
     return y
 
 
@@ -778,11 +790,23 @@ def _zero_points_or_none(zero_points: Any, shapes: tuple[tuple[int, ...], ...], 
     return checks.zero_points(zero_points, "zero_points", shapes, q)
 
 
-def _zero_first(
+def _by_division(x: Array, target: dtypes.DType) -> Any:
+    """The kernel of ONNX's rule, the same for all granularities."""
+    lib = backend.of(x)
+    return (
+        lib.quantize_by_division_to_float8 if target in dtypes.FLOAT8 else lib.quantize_by_division
+    )
+
+
+def _per_row(
     granularity: layout.Granularity, x: Array, s: Array, z: Array, lo: int, hi: int,
-    target: dtypes.DType, y: Array,
+    target: dtypes.DType, divide: bool, y: Array,
 ) -> None:  # fmt: skip
-    backend.of(x).quantize_per_token(
+    if divide:
+        kernel, z = _by_division(x, target), checks.large_as_floats(z, s, x)
+    else:
+        kernel = backend.of(x).quantize_per_token
+    kernel(
         granularity,
         x,
         s,
