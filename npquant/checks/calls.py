@@ -79,9 +79,19 @@ def _remembered(check: Callable[..., T]) -> Callable[..., T]:
 
 @_remembered
 def affine(
-    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, kind: type
+    scale: Any,
+    zero_point: Any,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: DType,
+    kind: type,
+    rounding: Any,
 ) -> Affine:
-    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds."""
+    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds.
+
+    They are the same with every `rounding`, which is only checked.
+    """
+    divides(rounding)
     s = scale_float32(scale, kind=kind)
     lo, hi = bounds(quant_min, quant_max, kind)
     z = zero_point_inside(zero_point, lo, hi, kind=kind)
@@ -126,14 +136,14 @@ def quantizing(
     dtype: DType,
     target: DType,
     kind: type,
-    divide: bool,
+    rounding: Any,
 ) -> Affine:
-    """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64, or it."""
+    """The arguments of quantize_per_tensor: the scale, or its reciprocal from float64."""
     s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
     bounds_ = bounds_of(quant_min, quant_max, target, kind)
     number = dtypes.compute(dtype).name
     z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
-    s = s if divide else 1.0 / s
+    s = s if divides(rounding) else 1.0 / s
     return s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
 
 

@@ -35,6 +35,8 @@ def fake_quantize_per_tensor_affine(
     float32, or in float64 for float64 input. Ties round to even, before the zero point is added. A
     NaN becomes `quant_min`, an infinity the bound of its sign.
 
+    With ``rounding="divide"`` the scale, a float32, divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -47,6 +49,9 @@ def fake_quantize_per_tensor_affine(
         array, is truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -61,8 +66,9 @@ def fake_quantize_per_tensor_affine(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, the zero point is not between the bounds,
-        the bounds are in the wrong order or beyond int64, or `out` does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, the zero point
+        is not between the bounds, the bounds are in the wrong order or beyond int64, or `out` does
+        not fit.
 
     See Also
     --------
@@ -96,10 +102,9 @@ def fake_quantize_per_tensor_affine(
     array([-9.,  0.,  0.,  2.,  6., -9.], dtype=float32)
     """
     x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
-    kernel = _per_tensor(x, checks.divides(rounding))
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
-    kernel(layout.PER_TENSOR, x, *numbers, y)
+    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
@@ -124,6 +129,8 @@ def fake_quantize_per_tensor_affine_cachemask(
     NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where the code lay
     between the bounds before it was clamped; it is false for NaN.
 
+    With ``rounding="divide"`` the scale, a float32, divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -136,6 +143,9 @@ def fake_quantize_per_tensor_affine_cachemask(
         array, is truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -149,8 +159,8 @@ def fake_quantize_per_tensor_affine_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, the zero point is not between the bounds,
-        or the bounds are in the wrong order or beyond int64.
+        If `rounding` is neither word, a scale is not positive and finite in float32, the zero point
+        is not between the bounds, or the bounds are in the wrong order or beyond int64.
 
     See Also
     --------
@@ -181,10 +191,9 @@ def fake_quantize_per_tensor_affine_cachemask(
     array([False,  True,  True, False])
     """
     x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
-    kernel = _per_tensor(x, checks.divides(rounding))
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
-    kernel(layout.PER_TENSOR, x, *numbers, y, mask)
+    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, mask)
     return y, mask
 
 
@@ -210,6 +219,8 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where the code lay
     between the bounds before it was clamped; it is false for NaN.
 
+    With ``rounding="divide"`` the scale, a float32, divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -225,6 +236,9 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         `input` and the mask is true.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -238,9 +252,9 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, the zero point does not fit int32, the
-        switch is not finite, the bounds are in the wrong order or beyond int64, or an array does
-        not have one element.
+        If `rounding` is neither word, a scale is not positive and finite in float32, the zero point
+        does not fit int32, the switch is not finite, the bounds are in the wrong order or beyond
+        int64, or an array does not have one element.
 
     See Also
     --------
@@ -377,6 +391,9 @@ def fake_quantize_per_channel_affine(
     in float64 for float64 input; the last product is rounded once to the dtype of `input`. Ties
     round to even. A NaN becomes `quant_min`, an infinity the bound of its sign.
 
+    With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
+    ``rint(input / scale) + zero_point``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -391,6 +408,9 @@ def fake_quantize_per_channel_affine(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -405,9 +425,9 @@ def fake_quantize_per_channel_affine(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, an integer zero point is not between the
-        bounds, a floating one is not finite, the bounds are in the wrong order or beyond int64,
-        `input` has no such axis, or a shape does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, an integer
+        zero point is not between the bounds, a floating one is not finite, the bounds are in the
+        wrong order or beyond int64, `input` has no such axis, or a shape does not fit.
 
     See Also
     --------
@@ -467,6 +487,9 @@ def fake_quantize_per_channel_affine_cachemask(
     round to even. A NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where
     the code lay between the bounds before it was clamped; it is false for NaN.
 
+    With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
+    ``rint(input / scale) + zero_point``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -481,6 +504,9 @@ def fake_quantize_per_channel_affine_cachemask(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -494,9 +520,9 @@ def fake_quantize_per_channel_affine_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, an integer zero point is not between the
-        bounds, a floating one is not finite, the bounds are in the wrong order or beyond int64,
-        `input` has no such axis, or a shape does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, an integer
+        zero point is not between the bounds, a floating one is not finite, the bounds are in the
+        wrong order or beyond int64, `input` has no such axis, or a shape does not fit.
 
     See Also
     --------
@@ -617,6 +643,8 @@ def fake_quant_per_channel(
     Every step is in float32, or in float64 for float64 input. Ties round to even, before the zero
     point is added. A NaN stays NaN, an infinity becomes the bound of its sign.
 
+    With ``rounding="divide"`` the scale divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -631,6 +659,9 @@ def fake_quant_per_channel(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -645,9 +676,9 @@ def fake_quant_per_channel(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, a zero point does not fit int32, the
-        bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape does not
-        fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
+        does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
+        axis, or a shape does not fit.
 
     See Also
     --------
@@ -700,6 +731,8 @@ def fake_quant_per_channel_cachemask(
     point is added. A NaN stays NaN, an infinity becomes the bound of its sign. The mask says where
     the code lay between the bounds before it was clamped; it is false for NaN.
 
+    With ``rounding="divide"`` the scale divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -714,6 +747,9 @@ def fake_quant_per_channel_cachemask(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -727,9 +763,9 @@ def fake_quant_per_channel_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, a zero point does not fit int32, the
-        bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape does not
-        fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
+        does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
+        axis, or a shape does not fit.
 
     See Also
     --------
