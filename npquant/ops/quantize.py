@@ -37,7 +37,8 @@ def quantize_per_tensor(
 
         q = clamp(rint(input / scale) + zero_point, quant_min, quant_max)
 
-    The scale is rounded as the reciprocal is. Float8 codes are not rounded to integers then.
+    The scale is a float32 then, or a float64 for float64 input, and float8 codes are not rounded to
+    integers. See docs/numerics.md.
 
     Parameters
     ----------
