@@ -293,8 +293,9 @@ def test_large_zero_points_have_the_precision_of_the_scales(rounding):
     x, one, z = np.array([[-(2.0**25)]], F32), np.ones(1), np.array([2**25 + 1])
     q = agree("quantize_per_channel", x, one, z, 0, -128, 127, np.int8, rounding=rounding)
     assert q.item() == 1
-    q = agree("quantize_per_token", x, one, z, -128, 127, np.int8, rounding=rounding)
-    assert q.item() == 1
+    for scale, zero_point, code in ((one, z, 1), (one.astype(F32), z + 3, 4)):
+        args = x, scale, zero_point, -128, 127, np.int8
+        assert agree("quantize_per_token", *args, rounding=rounding).item() == code
 
 
 # --- fake quantize ----------------------------------------------------------------------------
