@@ -149,7 +149,7 @@ def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
 
 @formula
 def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `dequantize_promoted`: the host has brought them to one precision."""
+    """Parameters to divide by; of `dequantize_promoted`, brought to one precision by the host."""
     return scale, zero_point
 
 
