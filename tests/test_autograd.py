@@ -331,8 +331,9 @@ def test_gradient_passes_straight_through_inside_the_range(name):
     assert_same(got, (y, mask) if "cachemask" in name else y)
     # What the fused ops update in place is updated as without a tape, and once.
     results(name, by_hand)
-    for key in kwargs:
-        assert_same(kwargs[key], by_hand[key], key)
+    for key, value in kwargs.items():
+        if isinstance(value, np.ndarray):
+            assert_same(value, by_hand[key], key)
 
 
 @pytest.mark.parametrize("rounding", [None, "pytorch", "nearest"])
