@@ -24,6 +24,7 @@ from numba.extending import register_jitable
 
 from npquant.primitives import (
     by_precision,
+    code_of,
     exponent,
     floor,
     fma,
@@ -31,6 +32,7 @@ from npquant.primitives import (
     key,
     like,
     mantissa,
+    over,
     plus,
     power_of_two,
     rint,
@@ -110,6 +112,25 @@ def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
     return rounded_code(t, None, lo, hi, nan, item(y)), True
 
 
+@formula
+def quantize_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """ONNX's rule for all granularities: the quotient is rounded to the type x and scale share."""
+    scale, zero_point = p
+    lo, hi, nan = constants
+    return rounded_code(widen(over(x, scale)), zero_point, lo, hi, nan, item(y)), True
+
+
+@formula
+def quantize_by_division_to_float8(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """ONNX's float8 codes: x / scale + zero_point, rounded to the grid of float8 alone."""
+    scale, zero_point = p
+    lo, hi, nan = constants
+    t = widen(over(x, scale))
+    # Where nothing is added, a zero keeps its sign.
+    t = plus(t, zero_point) if widen(zero_point) != np.float32(0) else t
+    return code_of(t, lo, hi, nan), True
+
+
 # --- quantized_decomposed: dequantize ---------------------------------------------------------
 
 
@@ -128,7 +149,7 @@ def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
 
 @formula
 def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `dequantize_promoted`: the host has brought them to one precision."""
+    """Parameters to divide by; of `dequantize_promoted`, brought to one precision by the host."""
     return scale, zero_point
 
 
@@ -239,6 +260,49 @@ def fake_quantize_decomposed(x: Any, p: Any, constants: Any, y: Any) -> Any:
     lo, hi, _ = constants
     t = rint(widen(x) * inverse) + zero_point
     return (clamp(t, lo, hi) - zero_point) * scale, (lo <= t) & (t <= hi)
+
+
+# With x / scale in place of x and 1 in place of 1 / scale, each is the same by division.
+
+
+@formula
+def fake_quantize_per_tensor_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_per_tensor`, dividing."""
+    _, scale, least, greatest = p
+    p = np.float32(1), scale, least, greatest
+    return fake_quantize_per_tensor(widen(x) / scale, p, constants, y)
+
+
+@formula
+def fake_quantize_per_channel_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_per_channel`, dividing."""
+    _, scale, least, greatest = p
+    p = np.float32(1), scale, least, greatest
+    return fake_quantize_per_channel(widen(x) / scale, p, constants, y)
+
+
+@formula
+def fake_quantize_per_tensor_wide_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_per_tensor_wide`, dividing."""
+    _, scale, zero_point = p
+    p = np.float32(1), scale, zero_point
+    return fake_quantize_per_tensor_wide(widen(x) / scale, p, constants, y)
+
+
+@formula
+def fake_quantize_per_channel_wide_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_per_channel_wide`, dividing; also of zero points that are floats."""
+    _, scale, zero_point = p
+    p = np.float32(1), scale, zero_point
+    return fake_quantize_per_channel_wide(widen(x) / scale, p, constants, y)
+
+
+@formula
+def fake_quantize_decomposed_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_decomposed`, dividing."""
+    _, scale, zero_point = p
+    p = np.float32(1), scale, zero_point
+    return fake_quantize_decomposed(widen(x) / scale, p, constants, y)
 
 
 # --- learnable --------------------------------------------------------------------------------

@@ -92,6 +92,11 @@ def times(x: Any, s: Any) -> Any:
     return (like(x, s) if isinstance(x, (int, np.integer)) else x) * s
 
 
+def over(x: Any, s: Any) -> Any:
+    """x / s: an integer `x` takes the type of `s`, a floating one promotes."""
+    return (like(x, s) if isinstance(x, (int, np.integer)) else x) / s
+
+
 def plus(t: Any, z: Any) -> Any:
     """t + z: an integer `z` takes the type of `t`, a floating one promotes."""
     return t + (like(z, t) if isinstance(z, (int, np.integer)) else z)

@@ -26,6 +26,8 @@ STATE = ("running_min", "running_max", "scale", "zero_point")
 GROUP = 4
 INT8 = {"quant_min": -128, "quant_max": 127, "dtype": np.int8}
 BITS4 = {"quant_min": -8, "quant_max": 7}
+ROUNDING = {"rounding": "reciprocal"}
+CODES = {**INT8, **ROUNDING}
 
 
 def data(shape, seed=0):
@@ -81,15 +83,15 @@ def _groups(x, axis, ending="s", dtype=np.int32):
 
 
 def _fake(x, axis):
-    return {"input": x, **_number(x, axis), **BITS4}
+    return {"input": x, **_number(x, axis), **BITS4, **ROUNDING}
 
 
 def _fake_channels(x, axis):
-    return {"input": x, **_channels(x, axis), **BITS4}
+    return {"input": x, **_channels(x, axis), **BITS4, **ROUNDING}
 
 
 def _decomposed(x, axis):
-    return {"input": x, **_channels(x, axis, "s"), **BITS4}
+    return {"input": x, **_channels(x, axis, "s"), **BITS4, **ROUNDING}
 
 
 def _masked(x, axis):
@@ -164,17 +166,17 @@ def _without(kwargs, *names):
 
 #: name -> function(x, axis) that gives the arguments by name; `axis` is for ops that have one.
 CALLS = {
-    "quantize_per_tensor": lambda x, axis: {"input": x, **_number(x, axis), **INT8},
+    "quantize_per_tensor": lambda x, axis: {"input": x, **_number(x, axis), **CODES},
     "dequantize_per_tensor": lambda x, axis: {"input": codes(x), **_number(x, axis), **INT8},
-    "quantize_per_channel": lambda x, axis: {"input": x, **_channels(x, axis, "s"), **INT8},
+    "quantize_per_channel": lambda x, axis: {"input": x, **_channels(x, axis, "s"), **CODES},
     "dequantize_per_channel": lambda x, axis: {
         "input": codes(x),
         **_channels(x, axis, "s"),
         **INT8,
     },
-    "quantize_per_token": lambda x, axis: {"input": x, **_tokens(x, axis), **INT8},
+    "quantize_per_token": lambda x, axis: {"input": x, **_tokens(x, axis), **CODES},
     "dequantize_per_token": lambda x, axis: {"input": codes(x), **_tokens(x, axis), **INT8},
-    "quantize_per_channel_group": lambda x, axis: {"input": x, **_groups(x, axis), **INT8},
+    "quantize_per_channel_group": lambda x, axis: {"input": x, **_groups(x, axis), **CODES},
     "dequantize_per_channel_group": lambda x, axis: {
         "w_int8": codes(x),
         **_groups(x, axis),
@@ -193,6 +195,7 @@ CALLS = {
         **_one(x, axis),
         "fake_quant_enabled": np.array([1]),
         **BITS4,
+        **ROUNDING,
     },
     "fake_quantize_per_tensor_affine_cachemask_backward": _masked,
     "fake_quantize_per_channel_affine": _fake_channels,

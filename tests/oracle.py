@@ -141,6 +141,11 @@ def round_then_add(x, inverse, zero_point):
     return rint(x * inverse) + zero_point
 
 
+def divide_then_round(x, scale, zero_point):
+    """Quantize as ONNX does: the quotient is rounded, and the zero point added."""
+    return rint(x / scale) + zero_point
+
+
 def add_then_round(x, inverse, zero_point):
     """Quantize as the learnable backward does: one rounding before the last."""
     return rint(fma(x, inverse, zero_point))
@@ -239,6 +244,22 @@ def _quantize(x, layout, inverse, zero_point, quant_min, quant_max, dtype, *, ze
     return _store(steps, quant_min, quant_max, dtype).reshape(x.shape)
 
 
+@quiet
+def _quantize_by_division(x, layout, scale, zero_point, quant_min, quant_max, dtype):
+    """Round ``x / scale``, in the common dtype of both, and add the zero point (ONNX).
+
+    Float8 codes are not rounded to integers; a zero to which nothing is added keeps its sign.
+    """
+    scale = scale if scale.dtype in FLOAT else scale.astype(F32)
+    steps = _step(np.divide, x.reshape(layout), scale)
+    steps = steps.astype(compute_dtype(steps.dtype))
+    if np.dtype(dtype) in FLOAT8:
+        steps = np.where(zero_point == 0, steps, _step(np.add, steps, zero_point))
+    else:
+        steps = _step(np.add, rint(steps), zero_point)
+    return _store(steps, quant_min, quant_max, dtype).reshape(x.shape)
+
+
 def _inverse(scales):
     """Return the inverses as a tensor op of the scales' own dtype does."""
     scales = column(scales)
@@ -247,22 +268,32 @@ def _inverse(scales):
 
 
 @quiet
-def quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype):
+def quantize_per_tensor(
+    input, scale, zero_point, quant_min, quant_max, dtype, *, rounding="reciprocal"
+):
     """Quantize with one scale, whose inverse is taken in float64."""
     x = np.asarray(input)
     x = x.astype(compute_dtype(x.dtype))
     inverse = reciprocal(F64(_one(scale))).astype(x.dtype)
     zero_point = np.asarray(_one(zero_point)).astype(x.dtype)
     bounds = int(_one(quant_min)), int(_one(quant_max))
+    if rounding == "divide":
+        scale = F64(_one(scale)).astype(x.dtype)
+        return _quantize_by_division(x, x.shape, scale, zero_point, *bounds, dtype)
     return _quantize(x, x.shape, inverse, zero_point, *bounds, dtype, zero_first=False)
 
 
-def quantize_per_channel(input, scales, zero_points, axis, quant_min, quant_max, dtype):
+def quantize_per_channel(
+    input, scales, zero_points, axis, quant_min, quant_max, dtype, *, rounding="reciprocal"
+):
     """Quantize with one scale a channel; the inverse is taken in the dtype of the scales.
 
     float64 input, which PyTorch refuses, takes the inverse in float64.
     """
     x = np.asarray(input)
+    if rounding == "divide":
+        params = column(scales), column(zero_points), quant_min, quant_max, dtype
+        return _quantize_by_division(x, per_channel(x, axis), *params)
     x = x.astype(compute_dtype(x.dtype))
     if x.dtype == F64:
         scales = np.asarray(scales, F64)
@@ -271,20 +302,36 @@ def quantize_per_channel(input, scales, zero_points, axis, quant_min, quant_max,
     return _quantize(x, layout, *params, quant_min, quant_max, dtype, zero_first=False)
 
 
-def quantize_per_token(input, scales, zero_points, quant_min, quant_max, dtype):
+def quantize_per_token(
+    input, scales, zero_points, quant_min, quant_max, dtype, *, rounding="reciprocal"
+):
     """Quantize with one scale a row of the last axis; the zero point is added before rounding."""
     x = np.asarray(input)
+    if rounding == "divide":
+        params = column(scales), column(zero_points), quant_min, quant_max, dtype
+        return _quantize_by_division(x, per_token(x), *params)
     params = _inverse(scales), column(zero_points)
     return _quantize(x, per_token(x), *params, quant_min, quant_max, dtype, zero_first=True)
 
 
 def quantize_per_channel_group(
-    input, scales, zero_points, quant_min, quant_max, dtype, group_size=128
+    input,
+    scales,
+    zero_points,
+    quant_min,
+    quant_max,
+    dtype,
+    group_size=128,
+    *,
+    rounding="reciprocal",
 ):
     """Quantize with one scale a group along the last axis; the formula of per token."""
     x = np.asarray(input)
-    params = _inverse(scales), column(zero_points)
     layout = per_group(x, scales, group_size)
+    if rounding == "divide":
+        params = column(scales), column(zero_points), quant_min, quant_max, dtype
+        return _quantize_by_division(x, layout, *params)
+    params = _inverse(scales), column(zero_points)
     return _quantize(x, layout, *params, quant_min, quant_max, dtype, zero_first=True)
 
 
@@ -350,22 +397,30 @@ def dequantize_per_channel_group(
 
 
 @quiet
-def fake_quant_per_channel_cachemask(input, scales, zero_points, axis, quant_min, quant_max):
+def fake_quant_per_channel_cachemask(
+    input, scales, zero_points, axis, quant_min, quant_max, *, rounding="reciprocal"
+):
     """Quantize and dequantize per channel with a NaN-keeping clamp; return (output, mask)."""
     x, c = np.asarray(input), compute_dtype(np.asarray(input).dtype)
     s = column(scales).astype(c)
     z = _to_int(column(zero_points), 32).astype(c)
     low, high = c.type(quant_min), c.type(quant_max)
-    steps = round_then_add(x.reshape(per_channel(x, axis)).astype(c), reciprocal(s), z)
+    rows = x.reshape(per_channel(x, axis)).astype(c)
+    if rounding == "divide":
+        steps = divide_then_round(rows, s, z)
+    else:
+        steps = round_then_add(rows, reciprocal(s), z)
     output = cast((_clamp(steps, low, high) - z) * s, x.dtype)
     mask = (low <= steps) & (steps <= high)
     return output.reshape(x.shape), mask.reshape(x.shape)
 
 
-def fake_quant_per_channel(input, scales, zero_points, axis, quant_min, quant_max):
+def fake_quant_per_channel(
+    input, scales, zero_points, axis, quant_min, quant_max, *, rounding="reciprocal"
+):
     """Return the output of :func:`fake_quant_per_channel_cachemask`."""
     args = input, scales, zero_points, axis, quant_min, quant_max
-    return fake_quant_per_channel_cachemask(*args)[0]
+    return fake_quant_per_channel_cachemask(*args, rounding=rounding)[0]
 
 
 def fake_quant_per_channel_backward(grad, mask):
@@ -491,33 +546,40 @@ def choose_qparams_per_token_asymmetric(input, dtype):
 
 
 @quiet
-def fake_quantize_per_tensor_affine_cachemask(input, scale, zero_point, quant_min, quant_max):
+def fake_quantize_per_tensor_affine_cachemask(
+    input, scale, zero_point, quant_min, quant_max, *, rounding="reciprocal"
+):
     """Quantize and dequantize with one scale; return (output, mask).
 
     The inverse and the last product are float32 even for float64 input.
     """
     x, c = np.asarray(input), compute_dtype(np.asarray(input).dtype)
     s, z = F32(_one(scale)), int(_one(zero_point))
-    steps = round_then_add(x.astype(c), reciprocal(s).astype(c), c.type(z))
+    if rounding == "divide":
+        steps = divide_then_round(x.astype(c), s.astype(c), c.type(z))
+    else:
+        steps = round_then_add(x.astype(c), reciprocal(s).astype(c), c.type(z))
     bounded = np.fmin(np.fmax(steps.astype(F64), float(quant_min)), float(quant_max))
     output = cast((_to_int(bounded) - z).astype(F32) * s, x.dtype)
     return output, (c.type(quant_min) <= steps) & (steps <= c.type(quant_max))
 
 
-def fake_quantize_per_tensor_affine(input, scale, zero_point, quant_min, quant_max):
+def fake_quantize_per_tensor_affine(
+    input, scale, zero_point, quant_min, quant_max, *, rounding="reciprocal"
+):
     """Return the output of :func:`fake_quantize_per_tensor_affine_cachemask`."""
     args = input, scale, zero_point, quant_min, quant_max
-    return fake_quantize_per_tensor_affine_cachemask(*args)[0]
+    return fake_quantize_per_tensor_affine_cachemask(*args, rounding=rounding)[0]
 
 
 def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
-    input, scale, zero_point, fake_quant_enabled, quant_min, quant_max
+    input, scale, zero_point, fake_quant_enabled, quant_min, quant_max, *, rounding="reciprocal"
 ):
     """As the cachemask op, or a copy and a True mask where ``fake_quant_enabled`` is off."""
     if int(_one(fake_quant_enabled)) == 0:
         return np.array(input), np.ones(np.shape(input), bool)
     args = input, scale, zero_point, quant_min, quant_max
-    return fake_quantize_per_tensor_affine_cachemask(*args)
+    return fake_quantize_per_tensor_affine_cachemask(*args, rounding=rounding)
 
 
 def fake_quantize_per_tensor_affine_cachemask_backward(grad, mask):
@@ -526,16 +588,21 @@ def fake_quantize_per_tensor_affine_cachemask_backward(grad, mask):
 
 
 @quiet
-def _fake_quantize_channels(x, layout, scale, zero_point, quant_min, quant_max):
+def _fake_quantize_channels(
+    x, layout, scale, zero_point, quant_min, quant_max, rounding="reciprocal"
+):
     """Quantize and dequantize with one scale a channel; return (output, mask).
 
     An integer zero point is added after rounding, a float one before: in one fma, but for float16
-    in two steps. Values beyond int64 saturate (D1).
+    in two steps; where the scale divides, both after it. Values beyond int64 saturate (D1).
     """
     c = compute_dtype(x.dtype)
     s, z = column(scale).astype(F32), column(zero_point)
     rows, inverse = x.reshape(layout).astype(c), reciprocal(s).astype(c)
-    if z.dtype not in FLOAT:
+    if rounding == "divide":
+        z = z if z.dtype not in FLOAT else z.astype(F32)
+        steps = divide_then_round(rows, s.astype(c), z.astype(c))
+    elif z.dtype not in FLOAT:
         steps = round_then_add(rows, inverse, z.astype(c))
     elif z.dtype == np.float16:
         steps = rint((rows * inverse + z.astype(c)).astype(F32))
@@ -550,18 +617,21 @@ def _fake_quantize_channels(x, layout, scale, zero_point, quant_min, quant_max):
 
 
 def fake_quantize_per_channel_affine_cachemask(
-    input, scale, zero_point, axis, quant_min, quant_max
+    input, scale, zero_point, axis, quant_min, quant_max, *, rounding="reciprocal"
 ):
     """Quantize and dequantize with one scale a channel; return (output, mask)."""
     x = np.asarray(input)
     layout = per_channel(x, axis)
-    return _fake_quantize_channels(x, layout, scale, zero_point, quant_min, quant_max)
+    args = scale, zero_point, quant_min, quant_max, rounding
+    return _fake_quantize_channels(x, layout, *args)
 
 
-def fake_quantize_per_channel_affine(input, scale, zero_point, axis, quant_min, quant_max):
+def fake_quantize_per_channel_affine(
+    input, scale, zero_point, axis, quant_min, quant_max, *, rounding="reciprocal"
+):
     """Return the output of :func:`fake_quantize_per_channel_affine_cachemask`."""
     args = input, scale, zero_point, axis, quant_min, quant_max
-    return fake_quantize_per_channel_affine_cachemask(*args)[0]
+    return fake_quantize_per_channel_affine_cachemask(*args, rounding=rounding)[0]
 
 
 def fake_quantize_per_channel_affine_cachemask_backward(grad, mask):

@@ -263,6 +263,7 @@ def table(name, argument):
         "averaging_const": FINITE,
         "qscheme": CHOICE,
         "zero_point_rounding": CHOICE,
+        "rounding": CHOICE,
         "out": OUT,
     }.get(argument, SWITCH)
 

@@ -94,6 +94,11 @@ def test_dtype_of_the_output(name):
         assert got.dtype == (np.float32 if dtype is None else np.dtype(dtype))
 
 
+@pytest.mark.parametrize("name", [n for n in CALLS if "rounding" in PARAMETERS[n]])
+def test_rounding(name):
+    check(name, lambda: arguments(name, (6, 8)) | {"rounding": "divide"})
+
+
 @pytest.mark.parametrize("name", [n for n in CALLS if "learnable" in n and "backward" in n])
 def test_gradients_take_the_form_of_their_parameters(name):
     # Without elements no kernel is compiled; with them, scales in float64 compile no new one.

@@ -10,6 +10,7 @@ import pytest
 import cases
 import npquant as nq
 import oracle
+from calls import CALLS, PARAMETERS, arguments
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 
 F16, BF16, F32, F64 = FLOATS
@@ -187,6 +188,116 @@ def test_dequantize_per_token_and_group(scale_dtype, output_dtype):
               target, 64, output_dtype)  # fmt: skip
 
 
+DIVIDING = [name for name in CALLS if "rounding" in PARAMETERS[name]]
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_division(name):
+    """Ties and their neighbours, at which the quotient and the product round apart."""
+    kwargs = arguments(name, (6, 64))
+    scale = np.asarray(kwargs.get("scale", kwargs.get("scales")), F32)
+    scale = np.repeat(scale.reshape(-1, 1), 384 // scale.size, axis=1).reshape(6, 64)
+    ties = (np.arange(384, dtype=F32).reshape(6, 64) % 41 - 20.5) * scale
+    ties = (ties.view(np.int32) + np.arange(64, dtype=np.int32) % 5 - 2).view(F32)
+    kwargs |= {"input": ties, "rounding": "divide"}
+    if "dtype" not in kwargs:
+        kwargs |= {"quant_min": -128, "quant_max": 127}
+    divided = agree(name, **kwargs)
+    multiplied = getattr(oracle, name)(**kwargs | {"rounding": "reciprocal"})
+    with pytest.raises(AssertionError):
+        assert_same(divided, multiplied)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target"), pairs(INPUTS, (np.int8, ml_dtypes.float8_e4m3fn, ml_dtypes.uint4))
+)
+def test_quantize_per_tensor_by_division(dtype, target):
+    lo, hi = BOUNDS[target]
+    for bounds in ((lo, hi), (max(lo, -5), min(hi, 100))):
+        for scale, z in grid(*bounds):
+            x = cases.inputs(dtype, scale, *bounds, z)
+            note = (scale, z, bounds)
+            agree("quantize_per_tensor", x, scale, z, *bounds, target, rounding="divide", note=note)
+
+
+#: Input and scales of one dtype, and of two.
+SHARED = [pytest.param(d, d, id=d.name) for d in INPUTS]
+SHARED += [pytest.param(F16, F32, id="float16-float32")]
+SHARED += [
+    pytest.param(a, b, id=f"{a.name}-{b.name}", marks=pytest.mark.full)
+    for a in INPUTS
+    for b in INPUTS
+    if a != b and (a, b) != (F16, F32)
+]
+
+
+@pytest.mark.parametrize(("dtype", "scale_dtype"), SHARED)
+def test_quantize_by_division(dtype, scale_dtype):
+    """All granularities. The quotient of two numbers of one two-byte dtype is rounded to it."""
+    usual = dtype == scale_dtype == F32
+    for target in (np.int8, np.int32, ml_dtypes.float8_e4m3fn) if usual else (np.int8,):
+        bounds = BOUNDS[np.dtype(target)]
+        s, z = cases.qparams(6, -100, 100)
+        with np.errstate(over="ignore"):
+            s = s.astype(scale_dtype)
+        s[~(np.isfinite(s) & (s > 0))] = 0.5
+        x = cases.rows(dtype, s.astype(F64), z, -100, 100)
+        for zero_points in (z, z + 0.3) if usual and target == np.int8 else (z,):
+            args = *bounds, target
+            agree("quantize_per_token", x, s, zero_points, *args, rounding="divide")
+            agree("quantize_per_channel", x, s, zero_points, 0, *args, rounding="divide")
+            grouped = s.reshape(2, 3), zero_points.reshape(2, 3)
+            name = "quantize_per_channel_group"
+            agree(name, x.reshape(2, -1), *grouped, *args, 256, rounding="divide")
+        if target == np.int8 and usual:
+            agree("quantize_per_channel", x.T.copy(), s, z, 1, *args, rounding="divide")
+
+
+def test_quotients_of_two_byte_numbers_have_two_bytes():
+    """As in ONNX, where the type of the scale is that of the quotient: here, of both."""
+    x, s = np.array([[0.25, -1.25, 0.85]], F16), np.array([0.1], F16)
+    args = [0], 0, -128, 127, np.int8
+    narrow = nq.quantize_per_channel(x, s, *args, rounding="divide")
+    wide = nq.quantize_per_channel(x, s.astype(F32), *args, rounding="divide")
+    assert (narrow.tolist(), wide.tolist()) == ([[2, -12, 8]], [[3, -13, 9]])
+
+
+def test_division_of_integers():
+    """They take the dtype of the scales."""
+    s, z = np.array([10, 0.7], F32), np.array([0, -2])
+    x = np.arange(256).reshape(2, 128)
+    agree("quantize_per_token", x, s, z, -128, 127, np.int8, rounding="divide")
+
+
+def test_float8_by_division_is_no_integer():
+    x, e4m3fn = np.array([0.3, -0.0, 1e9, -np.inf, np.nan], F32), ml_dtypes.float8_e4m3fn
+    q = nq.quantize_per_tensor(x, 1.0, 0, -448, 448, e4m3fn, rounding="divide")
+    assert_same(q, np.array([0.3125, -0.0, 448, -448, np.nan], F32).astype(e4m3fn))
+
+
+def test_division_adds_the_zero_point_last():
+    """Whatever the granularity: ties go to even before it is added."""
+    x, s = np.array([[0.25, 0.75, -0.25, 0.5]], F32), np.array([0.5], F32)
+    codes = [
+        nq.quantize_per_tensor(x, 0.5, 1, -8, 7, np.int8, rounding="divide"),
+        nq.quantize_per_channel(x, s, [1], 0, -8, 7, np.int8, rounding="divide"),
+        nq.quantize_per_token(x, s, [1], -8, 7, np.int8, rounding="divide"),
+        nq.quantize_per_channel_group(x, s, [1], -8, 7, np.int8, 4, rounding="divide"),
+    ]
+    assert [q.tolist() for q in codes] == 4 * [[[1, 3, 1, 2]]]
+
+
+@pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
+def test_large_zero_points_have_the_precision_of_the_scales(rounding):
+    """2**25 + 1 is a float64, and no float32."""
+    x, one, z = np.array([[2 - 2.0**25]], F32), np.ones(1), np.array([2**25 + 1])
+    q = agree("quantize_per_channel", x, one, z, 0, -128, 127, np.int8, rounding=rounding)
+    assert q.item() == 3
+    for scale, zero_point, code in ((one, z, 3), (one.astype(F32), z + 3, 6)):
+        args = x, scale, zero_point, -128, 127, np.int8
+        assert agree("quantize_per_token", *args, rounding=rounding).item() == code
+
+
 # --- fake quantize ----------------------------------------------------------------------------
 
 WIDE = ((-(2**31), 2**31 - 1), (-(2**24) - 1, 2**25 + 3), (2**24 + 1, 2**24 + 9))
@@ -239,6 +350,33 @@ def test_fake_quant_per_channel(dtype, channels, axis):
         agree("fake_quant_per_channel_cachemask", x, s, z + 0.9, axis, *bounds, note=bounds)
         if dtype == F32:
             agree("fake_quant_per_channel", x, s, z, axis, *bounds, note=bounds)
+
+
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_fake_quantize_per_tensor_by_division(dtype):
+    name = "fake_quantize_per_tensor_affine_cachemask"
+    for bounds in RANGES + (WIDE if dtype in (F32, F64) else ()):
+        for scale, z in grid(*bounds):
+            x = cases.inputs(dtype, scale, *bounds, z)
+            agree(name, x, scale, z, *bounds, rounding="divide", note=(scale, z, bounds))
+    for on in (0, 1):
+        args = np.array([0.1]), np.array([2.7]), np.array([on]), -128, 127
+        agree(f"{name}_tensor_qparams", x, *args, rounding="divide")
+
+
+@pytest.mark.parametrize(("zero_dtype", "dtype"), pairs((np.int32, np.float32, F16), INPUTS))
+def test_fake_quantize_per_channel_by_division(dtype, zero_dtype):
+    for bounds in (*RANGES, *(WIDE[1:2] if zero_dtype != F16 and dtype == F32 else ())):
+        s, z = cases.qparams(3, *bounds)
+        x = cases.channels(dtype, s, z, *bounds, 0)
+        with np.errstate(over="ignore"):
+            z = z.astype(zero_dtype)
+        z = np.where(z == 0, z, z + zero_dtype.type(0.25)) if z.dtype.kind == "f" else z
+        name = "fake_quantize_per_channel_affine_cachemask"
+        agree(name, x, s, z, 0, *bounds, rounding="divide", note=bounds)
+        if zero_dtype == np.int32:
+            name = "fake_quant_per_channel_cachemask"
+            agree(name, x, s, z, 0, *bounds, rounding="divide", note=bounds)
 
 
 @pytest.mark.parametrize("dtype", **named((*FLOATS, np.int8, np.int64)))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from npquant import dtypes
+from npquant.checks.arrays import option
 from npquant.checks.numbers import (
     bounds,
     bounds_of,
@@ -29,6 +30,17 @@ T = TypeVar("T")
 
 #: Integers up to here, and their differences, are exact in float32 and in float64.
 EXACT32, EXACT64 = 2**23, 2**52
+
+
+#: How an op comes from a value to its code.
+ROUNDINGS = "reciprocal", "divide"
+
+
+def divides(rounding: Any) -> bool:
+    """Whether to divide by the scale, rather than to multiply by its reciprocal."""
+    if type(rounding) is str and rounding == "reciprocal":
+        return False
+    return option(rounding, "rounding", ROUNDINGS) == "divide"
 
 
 def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
@@ -67,9 +79,19 @@ def _remembered(check: Callable[..., T]) -> Callable[..., T]:
 
 @_remembered
 def affine(
-    scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, dtype: DType, kind: type
+    scale: Any,
+    zero_point: Any,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: DType,
+    kind: type,
+    rounding: Any,
 ) -> Affine:
-    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds."""
+    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds.
+
+    They are the same with every `rounding`, which is only checked.
+    """
+    divides(rounding)
     s = scale_float32(scale, kind=kind)
     lo, hi = bounds(quant_min, quant_max, kind)
     z = zero_point_inside(zero_point, lo, hi, kind=kind)
@@ -114,13 +136,15 @@ def quantizing(
     dtype: DType,
     target: DType,
     kind: type,
+    rounding: Any,
 ) -> Affine:
-    """The arguments of quantize_per_tensor: the reciprocal of the scale, from float64."""
+    """The arguments of quantize_per_tensor: the scale, or its reciprocal from float64."""
     s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
     bounds_ = bounds_of(quant_min, quant_max, target, kind)
     number = dtypes.compute(dtype).name
     z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
-    return 1.0 / s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
+    s = s if divides(rounding) else 1.0 / s
+    return s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
 
 
 @_remembered

@@ -113,15 +113,21 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
 def code_qparams(
     scales_: Any, zero_points_: Any, shape: tuple[int], x: Array
 ) -> tuple[Array, Array]:
-    """What to quantize with; large integer zero points go as floats: see `rounded_code`."""
+    """What to quantize with, rounding before the zero point is added."""
     end = SMALL_ZERO_POINT
     if sound(scales_, zero_points_, shape, dtypes.int32, -end, end):
         return scales_, zero_points_
     s = scales(scales_, "scales", (shape,), x)
     z = zero_points(zero_points_, "zero_points", (shape,), x)
+    return s, large_as_floats(z, s, x)
+
+
+def large_as_floats(z: Array, s: Array, x: Array) -> Array:
+    """Zero points: integers too large for `rounded_code` in the precision of x and scale."""
+    end = SMALL_ZERO_POINT
     if type(z) is not ArraySpec and z.dtype in INTEGERS and outside(z, -end, end) >= 0:
-        z = cast(z, dtypes.compute(x.dtype))
-    return s, z
+        return cast(z, dtypes.float64 if dtypes.float64 in (x.dtype, s.dtype) else dtypes.float32)
+    return z
 
 
 def learned_qparams(

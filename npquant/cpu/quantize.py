@@ -8,5 +8,7 @@ from npquant.cpu.loops import Elementwise
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize)
 quantize_per_channel = Elementwise(f.channel_inverse, f.quantize)
 quantize_per_token = Elementwise(f.channel_inverse, f.quantize_zero_first)
+quantize_by_division = Elementwise(f.as_given, f.quantize_by_division)
+quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8)
 dequantize = Elementwise(f.in_output, f.dequantize)
 dequantize_promoted = Elementwise(f.as_given, f.dequantize_promoted)

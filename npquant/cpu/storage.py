@@ -304,6 +304,13 @@ def _times(x, s):
     return lambda x, s: x * s
 
 
+@overload(p.over)
+def _over(x, s):
+    if isinstance(x, types.Integer):
+        return lambda x, s: p.like(x, s) / s
+    return lambda x, s: x / s
+
+
 @overload(p.plus)
 def _plus(t, z):
     if isinstance(z, types.Integer):

@@ -21,6 +21,7 @@ def fake_quantize_per_tensor_affine(
     quant_min: int,
     quant_max: int,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Round to the grid of one scale and zero point, and clamp to its range.
@@ -34,6 +35,8 @@ def fake_quantize_per_tensor_affine(
     float32, or in float64 for float64 input. Ties round to even, before the zero point is added. A
     NaN becomes `quant_min`, an infinity the bound of its sign.
 
+    With ``rounding="divide"`` the scale, a float32, divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -46,6 +49,9 @@ def fake_quantize_per_tensor_affine(
         array, is truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -60,8 +66,9 @@ def fake_quantize_per_tensor_affine(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, the zero point is not between the bounds,
-        the bounds are in the wrong order or beyond int64, or `out` does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, the zero point
+        is not between the bounds, the bounds are in the wrong order or beyond int64, or `out` does
+        not fit.
 
     See Also
     --------
@@ -95,14 +102,20 @@ def fake_quantize_per_tensor_affine(
     array([-9.,  0.,  0.,  2.,  6., -9.], dtype=float32)
     """
     x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
-    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
 def fake_quantize_per_tensor_affine_cachemask(
-    input: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+    input: Array,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per tensor, and tell which values were inside the range.
 
@@ -116,6 +129,8 @@ def fake_quantize_per_tensor_affine_cachemask(
     NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where the code lay
     between the bounds before it was clamped; it is false for NaN.
 
+    With ``rounding="divide"`` the scale, a float32, divides: ``rint(input / scale)``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -128,6 +143,9 @@ def fake_quantize_per_tensor_affine_cachemask(
         array, is truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -141,8 +159,8 @@ def fake_quantize_per_tensor_affine_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, the zero point is not between the bounds,
-        or the bounds are in the wrong order or beyond int64.
+        If `rounding` is neither word, a scale is not positive and finite in float32, the zero point
+        is not between the bounds, or the bounds are in the wrong order or beyond int64.
 
     See Also
     --------
@@ -173,9 +191,9 @@ def fake_quantize_per_tensor_affine_cachemask(
     array([False,  True,  True, False])
     """
     x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x))
+    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
-    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y, mask)
+    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, mask)
     return y, mask
 
 
@@ -186,6 +204,8 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     fake_quant_enabled: Array,
     quant_min: int,
     quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per tensor with qparams in arrays, if a switch is on.
 
@@ -198,6 +218,8 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     float32, or in float64 for float64 input. Ties round to even, before the zero point is added. A
     NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where the code lay
     between the bounds before it was clamped; it is false for NaN.
+
+    With ``rounding="divide"`` the scale, a float32, divides: ``rint(input / scale)``.
 
     Parameters
     ----------
@@ -214,6 +236,9 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         `input` and the mask is true.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -227,9 +252,9 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, the zero point does not fit int32, the
-        switch is not finite, the bounds are in the wrong order or beyond int64, or an array does
-        not have one element.
+        If `rounding` is neither word, a scale is not positive and finite in float32, the zero point
+        does not fit int32, the switch is not finite, the bounds are in the wrong order or beyond
+        int64, or an array does not have one element.
 
     See Also
     --------
@@ -265,9 +290,10 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     s = checks.scale_float32(scale, kind=type(x))
     z = checks.truncated_int32(zero_point, "zero_point", type(x))
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
+    divide = checks.divides(rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
     if enabled:
-        run_per_tensor(x, s, z, lo, hi, y, mask)
+        run_per_tensor(x, s, z, lo, hi, y, mask, divide)
     else:
         backend.of(x).copy(x, y, mask)
     return y, mask
@@ -346,6 +372,7 @@ def fake_quantize_per_channel_affine(
     quant_min: int,
     quant_max: int,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Round to the grid of a scale and a zero point for each index of one axis.
@@ -364,6 +391,9 @@ def fake_quantize_per_channel_affine(
     in float64 for float64 input; the last product is rounded once to the dtype of `input`. Ties
     round to even. A NaN becomes `quant_min`, an infinity the bound of its sign.
 
+    With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
+    ``rint(input / scale) + zero_point``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -378,6 +408,9 @@ def fake_quantize_per_channel_affine(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -392,9 +425,9 @@ def fake_quantize_per_channel_affine(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, an integer zero point is not between the
-        bounds, a floating one is not finite, the bounds are in the wrong order or beyond int64,
-        `input` has no such axis, or a shape does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, an integer
+        zero point is not between the bounds, a floating one is not finite, the bounds are in the
+        wrong order or beyond int64, `input` has no such axis, or a shape does not fit.
 
     See Also
     --------
@@ -424,11 +457,18 @@ def fake_quantize_per_channel_affine(
     array([[1.   , 1.   , 6.   ],
            [0.375, 1.375, 3.375]], dtype=float32)
     """
-    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, out)
+    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, out)
 
 
 def fake_quantize_per_channel_affine_cachemask(
-    input: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
+    input: Array,
+    scale: Array,
+    zero_point: Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per channel, and tell which values were inside the range.
 
@@ -447,6 +487,9 @@ def fake_quantize_per_channel_affine_cachemask(
     round to even. A NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where
     the code lay between the bounds before it was clamped; it is false for NaN.
 
+    With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
+    ``rint(input / scale) + zero_point``.
+
     Parameters
     ----------
     input : ndarray or ArraySpec
@@ -461,6 +504,9 @@ def fake_quantize_per_channel_affine_cachemask(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -474,9 +520,9 @@ def fake_quantize_per_channel_affine_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, an integer zero point is not between the
-        bounds, a floating one is not finite, the bounds are in the wrong order or beyond int64,
-        `input` has no such axis, or a shape does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, an integer
+        zero point is not between the bounds, a floating one is not finite, the bounds are in the
+        wrong order or beyond int64, `input` has no such axis, or a shape does not fit.
 
     See Also
     --------
@@ -507,7 +553,8 @@ def fake_quantize_per_channel_affine_cachemask(
            [ True,  True, False]])
     """
     mask = checks.output(None, checks.floats(input), _BOOL)
-    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, None, mask), mask
+    args = scale, zero_point, axis, quant_min, quant_max, rounding
+    return _per_channel(input, *args, None, mask), mask
 
 
 def fake_quantize_per_channel_affine_cachemask_backward(
@@ -583,6 +630,7 @@ def fake_quant_per_channel(
     quant_min: int,
     quant_max: int,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Round to a grid for each index of one axis, and keep NaN.
@@ -594,6 +642,8 @@ def fake_quant_per_channel(
 
     Every step is in float32, or in float64 for float64 input. Ties round to even, before the zero
     point is added. A NaN stays NaN, an infinity becomes the bound of its sign.
+
+    With ``rounding="divide"`` the scale divides: ``rint(input / scale)``.
 
     Parameters
     ----------
@@ -609,6 +659,9 @@ def fake_quant_per_channel(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -623,9 +676,9 @@ def fake_quant_per_channel(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, a zero point does not fit int32, the
-        bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape does not
-        fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
+        does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
+        axis, or a shape does not fit.
 
     See Also
     --------
@@ -654,11 +707,18 @@ def fake_quant_per_channel(
     array([[0. , nan],
            [1.5, 3.5]], dtype=float32)
     """
-    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, out)
+    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, rounding, out)
 
 
 def fake_quant_per_channel_cachemask(
-    input: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int
+    input: Array,
+    scales: Array,
+    zero_points: Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
     """Fake quantize per channel, keep NaN, and tell which values were inside the range.
 
@@ -670,6 +730,8 @@ def fake_quant_per_channel_cachemask(
     Every step is in float32, or in float64 for float64 input. Ties round to even, before the zero
     point is added. A NaN stays NaN, an infinity becomes the bound of its sign. The mask says where
     the code lay between the bounds before it was clamped; it is false for NaN.
+
+    With ``rounding="divide"`` the scale divides: ``rint(input / scale)``.
 
     Parameters
     ----------
@@ -685,6 +747,9 @@ def fake_quant_per_channel_cachemask(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
 
     Returns
     -------
@@ -698,9 +763,9 @@ def fake_quant_per_channel_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in float32, a zero point does not fit int32, the
-        bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape does not
-        fit.
+        If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
+        does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
+        axis, or a shape does not fit.
 
     See Also
     --------
@@ -733,7 +798,8 @@ def fake_quant_per_channel_cachemask(
            [ True, False]])
     """
     mask = checks.output(None, checks.floats(input), _BOOL)
-    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, None, mask), mask
+    args = scales, zero_points, axis, quant_min, quant_max, rounding
+    return _decomposed(input, *args, None, mask), mask
 
 
 def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | None = None) -> Array:
@@ -802,20 +868,25 @@ def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | No
 # --- what they share --------------------------------------------------------------------------
 
 
+def _per_tensor(x: Array, divide: bool) -> Any:
+    """The kernel of one scale."""
+    lib = backend.of(x)
+    return lib.fake_quantize_per_tensor_by_division if divide else lib.fake_quantize_per_tensor
+
+
 def run_per_tensor(
-    x: Array, s: float, z: int, lo: int, hi: int, y: Array, mask: Array | None
+    x: Array, s: float, z: int, lo: int, hi: int, y: Array, mask: Array | None, divide: bool = False
 ) -> Array:
     """The kernel of one scale, on checked arguments."""
     code = checks.precision(x.dtype, lo, hi, z)
-    backend.of(x).fake_quantize_per_tensor(
-        layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
-    )
+    kernel = _per_tensor(x, divide)
+    kernel(layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
 
 
 def _per_channel(
     input: Any, scale: Any, zero_point: Any, axis: Any, quant_min: Any, quant_max: Any,
-    out: Any, mask: Array | None = None,
+    rounding: Any, out: Any, mask: Array | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
@@ -838,6 +909,9 @@ def _per_channel(
         if not usual:
             checks.in_range(z, "zero_point", lo, hi)
             z = checks.int32s(z, "zero_point")
+    if checks.divides(rounding):
+        kernel = lib.fake_quantize_per_channel_by_division
+        code = "wide" if z.dtype in dtypes.FLOATS else code
     y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
     kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
@@ -845,7 +919,7 @@ def _per_channel(
 
 def _decomposed(
     input: Any, scales: Any, zero_points: Any, axis: Any, quant_min: Any, quant_max: Any,
-    out: Any, mask: Array | None = None,
+    rounding: Any, out: Any, mask: Array | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
     a = checks.axis_of(axis, x)
@@ -856,11 +930,11 @@ def _decomposed(
     z = checks.parameters(zero_points, "zero_points", shapes, x)
     z = checks.int32s(z, "zero_points")
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    lib, divide = backend.of(x), checks.divides(rounding)
+    kernel = lib.fake_quantize_decomposed_by_division if divide else lib.fake_quantize_decomposed
     y = checks.output(out, x, x.dtype, scales=s, zero_points=z)
     code = dtypes.compute(x.dtype).name
-    backend.of(x).fake_quantize_decomposed(
-        layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
-    )
+    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y
 
 

@@ -19,6 +19,7 @@ def quantize_per_tensor(
     quant_max: int,
     dtype: Any,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize with one scale and one zero point.
@@ -31,6 +32,13 @@ def quantize_per_tensor(
     float64 input is computed in float64 throughout. Ties round to even, before the zero point is
     added; what a fractional zero point leaves of a fraction is truncated at the end. A NaN becomes
     0, or the bound nearest to it; infinities become a bound. Float8 codes keep NaN.
+
+    With ``rounding="divide"`` the codes are ONNX's::
+
+        q = clamp(rint(input / scale) + zero_point, quant_min, quant_max)
+
+    The scale is a float32 then, or a float64 for float64 input, and float8 codes are not rounded to
+    integers. See docs/numerics.md.
 
     Parameters
     ----------
@@ -46,6 +54,9 @@ def quantize_per_tensor(
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -60,8 +71,8 @@ def quantize_per_tensor(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, or `out` does not fit.
+        If `rounding` is neither word, a scale is not positive and finite, a zero point is not
+        finite, the bounds are in the wrong order or beyond those of `dtype`, or `out` does not fit.
 
     See Also
     --------
@@ -99,12 +110,21 @@ def quantize_per_tensor(
     array([ -3,   0,   3, 127,   0], dtype=int8)
     >>> nq.quantize_per_tensor(x, 0.1, 8, 0, 15, ml_dtypes.uint4).tolist()
     [5, 8, 11, 15, 0]
+    >>> x = np.array([1.55, 2.35], np.float32)
+    >>> nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+    array([16, 24], dtype=int8)
+    >>> nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8, rounding="divide")
+    array([15, 23], dtype=int8)
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    numbers = checks.quantizing(scale, zero_point, quant_min, quant_max, x.dtype, target, type(x))
+    numbers = checks.quantizing(
+        scale, zero_point, quant_min, quant_max, x.dtype, target, type(x), rounding
+    )
     y = checks.output(out, x, target, scale=scale, zero_point=zero_point)
-    backend.of(x).quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    lib = backend.of(x)
+    kernel = lib.quantize_per_tensor if rounding == "reciprocal" else _by_division(lib, target)
+    kernel(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
@@ -203,6 +223,7 @@ def quantize_per_channel(
     quant_max: int,
     dtype: Any,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize with a scale and a zero point for each index of one axis.
@@ -215,6 +236,13 @@ def quantize_per_channel(
     float64 where that is the dtype of an operand. Ties round to even, before the zero point is
     added; what a fractional zero point leaves of a fraction is truncated at the end. A NaN becomes
     0, or the bound nearest to it; infinities become a bound. Float8 codes keep NaN.
+
+    With ``rounding="divide"`` the codes are ONNX's::
+
+        q = clamp(rint(input / scale) + zero_point, quant_min, quant_max)
+
+    The quotient is rounded to the dtype of `input` and `scales` if that is one, else to float32, or
+    to float64 where that is one of them. Float8 codes are not rounded to integers then.
 
     Parameters
     ----------
@@ -232,6 +260,9 @@ def quantize_per_channel(
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -246,8 +277,9 @@ def quantize_per_channel(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, `input` has no such axis, or a shape does not fit.
+        If `rounding` is neither word, a scale is not positive and finite, a zero point is not
+        finite, the bounds are in the wrong order or beyond those of `dtype`, `input` has no such
+        axis, or a shape does not fit.
 
     See Also
     --------
@@ -281,8 +313,10 @@ def quantize_per_channel(
     a = checks.axis_of(axis, x)
     s, z = checks.code_qparams(scales, zero_points, (x.shape[a],), x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    lib, divide = backend.of(x), checks.divides(rounding)
     y = checks.output(out, x, target, scales=s, zero_points=z)
-    backend.of(x).quantize_per_channel(
+    kernel = _by_division(lib, target) if divide else lib.quantize_per_channel
+    kernel(
         layout.per_channel(x.shape, a), x, _at_least(s, x), z, checks.constants(lo, hi, target),
         ("float32", "float32", checks.code(x.dtype, target)), y,
     )  # fmt: skip
@@ -395,6 +429,7 @@ def quantize_per_token(
     quant_max: int,
     dtype: Any,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize with a scale and a zero point for each row along the last axis.
@@ -408,6 +443,13 @@ def quantize_per_token(
     so two-byte input with scales of the same dtype stays in that dtype, and integer input takes the
     dtype of the scales. A NaN becomes 0, or the bound nearest to it; infinities become a bound.
     Float8 codes keep NaN.
+
+    With ``rounding="divide"`` the codes are ONNX's, and the zero point is added last::
+
+        q = clamp(rint(input / scale) + zero_point, quant_min, quant_max)
+
+    The quotient is rounded to the dtype of `input` and `scales` if that is one, else to float32, or
+    to float64 where that is one of them. Float8 codes are not rounded to integers then.
 
     Parameters
     ----------
@@ -423,6 +465,9 @@ def quantize_per_token(
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -437,8 +482,9 @@ def quantize_per_token(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, or a shape does not fit.
+        If `rounding` is neither word, a scale is not positive and finite, a zero point is not
+        finite, the bounds are in the wrong order or beyond those of `dtype`, or a shape does not
+        fit.
 
     See Also
     --------
@@ -470,8 +516,9 @@ def quantize_per_token(
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    divide = checks.divides(rounding)
     y = checks.output(out, x, target, scales=s, zero_points=z)
-    _zero_first(layout.per_token(x.shape), x, s, z, lo, hi, target, y)
+    _per_row(layout.per_token(x.shape), x, s, z, lo, hi, target, divide, y)
     return y
 
 
@@ -571,6 +618,7 @@ def quantize_per_channel_group(
     dtype: Any,
     group_size: int = 128,
     *,
+    rounding: str = "reciprocal",
     out: Array | None = None,
 ) -> Array:
     """Quantize a matrix with a scale and a zero point for each group of a row.
@@ -584,6 +632,13 @@ def quantize_per_channel_group(
     so two-byte input with scales of the same dtype stays in that dtype, and integer input takes the
     dtype of the scales. A NaN becomes 0, or the bound nearest to it; infinities become a bound.
     Float8 codes keep NaN.
+
+    With ``rounding="divide"`` the codes are ONNX's, and the zero point is added last::
+
+        q = clamp(rint(input / scale) + zero_point, quant_min, quant_max)
+
+    The quotient is rounded to the dtype of `input` and `scales` if that is one, else to float32, or
+    to float64 where that is one of them. Float8 codes are not rounded to integers then.
 
     Parameters
     ----------
@@ -602,6 +657,9 @@ def quantize_per_channel_group(
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
         the number of columns.
+    rounding : {"reciprocal", "divide"}, default "reciprocal"
+        Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
+        the scale, as ONNX does.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -616,9 +674,9 @@ def quantize_per_channel_group(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, `group_size` does not divide the columns, or a shape
-        does not fit.
+        If `rounding` is neither word, a scale is not positive and finite, a zero point is not
+        finite, the bounds are in the wrong order or beyond those of `dtype`, `group_size` does not
+        divide the columns, or a shape does not fit.
 
     See Also
     --------
@@ -649,8 +707,9 @@ def quantize_per_channel_group(
     s = checks.scales(scales, "scales", shapes, x)
     z = checks.zero_points(zero_points, "zero_points", shapes, x)
     lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    divide = checks.divides(rounding)
     y = checks.output(out, x, target, scales=s, zero_points=z)
-    _zero_first(layout.per_channel_group(x.shape, g), x, s, z, lo, hi, target, y)
+    _per_row(layout.per_channel_group(x.shape, g), x, s, z, lo, hi, target, divide, y)
     return y
 
 
@@ -778,15 +837,23 @@ def _zero_points_or_none(zero_points: Any, shapes: tuple[tuple[int, ...], ...], 
     return checks.zero_points(zero_points, "zero_points", shapes, q)
 
 
-def _zero_first(
+def _by_division(lib: Any, target: dtypes.DType) -> Any:
+    """The kernel of ONNX's rule, the same for all granularities."""
+    float8 = target in dtypes.FLOAT8
+    return lib.quantize_by_division_to_float8 if float8 else lib.quantize_by_division
+
+
+def _per_row(
     granularity: layout.Granularity, x: Array, s: Array, z: Array, lo: int, hi: int,
-    target: dtypes.DType, y: Array,
+    target: dtypes.DType, divide: bool, y: Array,
 ) -> None:  # fmt: skip
-    backend.of(x).quantize_per_token(
+    lib = backend.of(x)
+    kernel = _by_division(lib, target) if divide else lib.quantize_per_token
+    kernel(
         granularity,
         x,
         s,
-        z,
+        checks.large_as_floats(z, s, x) if divide else z,
         checks.constants(lo, hi, target),
         ("float32", "float32", checks.code(x.dtype, target)),
         y,
