@@ -22,7 +22,7 @@ import oracle_observers as oracle
 import test_memory as memory
 from cases import FLOATS, assert_same
 from npquant import cpu
-from npquant.formulas import floor_divided
+from npquant.formulas.histogram import floor_divided
 from npquant.layout import Granularity
 from npquant.modules import (
     EntropyObserver,

@@ -113,8 +113,9 @@ def untyped_numbers(source):
                 yield node.lineno
 
 
-def test_no_number_without_a_type_in_formulas():
-    assert list(untyped_numbers((PACKAGE / "formulas.py").read_text())) == []
+@pytest.mark.parametrize("path", sorted((PACKAGE / "formulas").glob("*.py")), ids=lambda p: p.stem)
+def test_no_number_without_a_type_in_formulas(path):
+    assert list(untyped_numbers(path.read_text())) == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from npquant.checks.numbers import (
 )
 from npquant.checks.qparams import SMALL_ZERO_POINT
 from npquant.dtypes import DType
-from npquant.formulas import STEP_BACK
+from npquant.formulas.base import STEP_BACK
 
 #: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
 Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from npquant import formulas as f
 from npquant.cpu.loops import Elementwise, ElementwiseOfSeveral
 from npquant.cpu.reduce import Total
+from npquant.formulas import adaround as f
 
 adaround_init = Elementwise(f.rounding, f.adaround_init)
 adaround_soft = ElementwiseOfSeveral(f.rounding, f.adaround_soft)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant import formulas as f
 from npquant.cpu.loops import Elementwise, flat_map
+from npquant.formulas import fake_quantize as f
 from npquant.primitives import masked
 
 fake_quantize_per_tensor = Elementwise(

@@ -15,10 +15,12 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from npquant import formulas as f
 from npquant.cpu.lanes import LANES, add_rows_of_one, filled_rows, folded_one
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces
+from npquant.formulas import histogram as f
+from npquant.formulas.base import clamp
+from npquant.formulas.qparams import affine_qparams, symmetric_qparams
 from npquant.layout import Granularity
 
 Array = np.ndarray[Any, Any]
@@ -365,7 +367,7 @@ def _filled(counts: Any, width: Any, least: Any, greatest: Any) -> Any:
         last -= 1
     edges = np.empty(last - first + 2)
     for i in range(edges.size):
-        edges[i] = f.clamp(f.doubling_edge(width, counts.size, first + i), least, greatest)
+        edges[i] = clamp(f.doubling_edge(width, counts.size, first + i), least, greatest)
     return counts[first : last + 1], edges
 
 
@@ -401,7 +403,7 @@ def _mse(
     for n in range(FRACTIONS, 0, -1):
         error = _squared_error(
             held, edges, f.shrunk(least, n, FRACTIONS), f.shrunk(greatest, n, FRACTIONS),
-            lo, hi, middle, option, f.affine_qparams, terms, lanes,
+            lo, hi, middle, option, affine_qparams, terms, lanes,
         )  # fmt: skip
         if error < best:
             best, i, j = error, n, n
@@ -413,7 +415,7 @@ def _mse(
                 u, v = (n, j) if end == 0 else (i, n)
                 error = _squared_error(
                     held, edges, f.shrunk(least, u, FRACTIONS), f.shrunk(greatest, v, FRACTIONS),
-                    lo, hi, middle, option, f.affine_qparams, terms, lanes,
+                    lo, hi, middle, option, affine_qparams, terms, lanes,
                 )  # fmt: skip
                 if error < best:
                     best, i, j, moved = error, u, v, True
@@ -431,7 +433,7 @@ def _mse_symmetric(
     for n in range(FRACTIONS, 0, -1):
         tried = f.shrunk(whole, n, FRACTIONS)
         error = _squared_error(
-            held, edges, -tried, tried, lo, hi, middle, option, f.symmetric_qparams, terms, lanes
+            held, edges, -tried, tried, lo, hi, middle, option, symmetric_qparams, terms, lanes
         )
         if error < best:
             best, reach = error, tried
@@ -514,8 +516,8 @@ class Clip:
                 u, v = search(
                     counts[c], width[c], np.float64(a), np.float64(b), lo, hi, middle, option
                 )
-                low[c] = f.clamp(np.float32(u), a, b)
-                high[c] = f.clamp(np.float32(v), a, b)
+                low[c] = clamp(np.float32(u), a, b)
+                high[c] = clamp(np.float32(v), a, b)
 
         self._kernel = Kernel(channels, f"clip{search.__name__}", _clip_signature)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from npquant import formulas as f
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.reduce import Gradients
+from npquant.formulas import learnable as f
+from npquant.formulas.fake_quantize import fake_quantize_per_channel, fake_quantize_per_channel_wide
 
 fake_quantize_learnable = Elementwise(
     f.learned,
-    f.fake_quantize_per_channel,
-    wide=Elementwise(f.learned_wide, f.fake_quantize_per_channel_wide),
+    fake_quantize_per_channel,
+    wide=Elementwise(f.learned_wide, fake_quantize_per_channel_wide),
 )
 
 #: PyTorch's per-tensor and per-channel backward differ; the nearest ones agree with the forward.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from npquant import formulas as f
 from npquant.cpu.reduce import Total
+from npquant.formulas import metrics as f
 
 product = Total(f.product)
 squared_difference = Total(f.squared_difference)

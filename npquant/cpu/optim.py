@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant import formulas as f
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
+from npquant.formulas import optim as f
 from npquant.layout import PER_TENSOR
 
 Array = np.ndarray[Any, Any]

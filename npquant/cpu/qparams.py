@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant import formulas as f
 from npquant.cpu.reduce import minmax, minmax_finite
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type, compiled
+from npquant.formulas import qparams as f
 from npquant.primitives import item, like, widen
 
 Array = np.ndarray[Any, Any]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from npquant import formulas as f
 from npquant.cpu.loops import Elementwise
+from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize)
 quantize_per_channel = Elementwise(f.channel_inverse, f.quantize)

@@ -28,7 +28,7 @@ from npquant.cpu.lanes import (
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
-from npquant.formulas import finite_key_above, finite_key_below
+from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
 from npquant.primitives import (
     at,

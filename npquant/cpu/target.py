@@ -40,7 +40,7 @@ def _fingerprint() -> str:
     formula is never served from yesterday's cache.
     """
     package = Path(__file__).parent.parent
-    files = [*package.glob("*.py"), *package.glob("cpu/*.py")]
+    files = [*package.glob("*.py"), *package.glob("formulas/*.py"), *package.glob("cpu/*.py")]
     state = sorted((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files)
     return hashlib.sha1(repr(state).encode(), usedforsecurity=False).hexdigest()[:10]
 

@@ -1,0 +1,148 @@
+"""AdaRound: the rounding of a weight, learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant.formulas.base import clamp, formula
+from npquant.formulas.elementary import log, power, sigmoid
+from npquant.primitives import floor, item, like, rounded_code, widen
+
+#
+# Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. A weight is
+# rounded down, and h(V) in [0, 1] is added: a sigmoid stretched over both ends. PyTorch has its
+# constants in float32.
+
+_ZETA, _GAMMA = np.float32(1.1), np.float32(-0.1)
+_SPAN = np.float32(_ZETA - _GAMMA)
+
+
+@formula
+def rounding(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of AdaRound: everything in T."""
+    lo, _, _ = constants
+    return like(scale, lo), like(zero_point, lo)
+
+
+@formula
+def stretched(sigma: Any) -> Any:
+    """The sigmoid over [gamma, zeta]."""
+    return sigma * like(_SPAN, sigma) + like(_GAMMA, sigma)
+
+
+@formula
+def within_one(h: Any) -> Any:
+    """`h` in [0, 1]; NaN stays NaN."""
+    return clamp(h, like(np.float32(0), h), like(np.float32(1), h))
+
+
+@formula
+def rectified_sigmoid(v: Any) -> Any:
+    """h(V): what is added to a weight that was rounded down."""
+    return within_one(stretched(sigmoid(v)))
+
+
+@formula
+def slope_of_rectified_sigmoid(g: Any, sigma: Any) -> Any:
+    """`g` times the derivative of h(V): none where h is cut off."""
+    h, zero, one = stretched(sigma), like(np.float32(0), sigma), like(np.float32(1), sigma)
+    g = g if (zero <= h) & (h <= one) else zero
+    return ((g * like(_SPAN, sigma)) * (one - sigma)) * sigma
+
+
+@formula
+def floored(x: Any, p: Any) -> Any:
+    """floor(x / scale) + zero_point."""
+    scale, zero_point = p
+    return floor(widen(x) / scale) + zero_point
+
+
+@formula
+def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The V whose h(V) is the fraction that rounding down drops."""
+    scale, _ = p
+    t = widen(x) / scale
+    fraction = t - floor(t)
+    ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
+    return -log(ratio - like(np.float32(1), t)), True
+
+
+@formula
+def adaround_soft(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The weight as it is while V is learned: h(V) above the code below it."""
+    x, v = values
+    scale, zero_point = p
+    lo, hi, _ = constants
+    q = clamp(floored(x, p) + rectified_sigmoid(v), lo, hi)
+    return (q - zero_point) * scale, True
+
+
+@formula
+def adaround_soft_backward(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The gradient of V; none where the code was clamped."""
+    g, x, v = values
+    scale, _ = p
+    lo, hi, _ = constants
+    sigma, zero = sigmoid(v), like(np.float32(0), v)
+    q = floored(x, p) + within_one(stretched(sigma))
+    g = widen(g) * scale if (lo <= q) & (q <= hi) else zero
+    return slope_of_rectified_sigmoid(g, sigma), True
+
+
+@formula
+def rounded_up(x: Any, v: Any, p: Any) -> Any:
+    """The code that V has decided for: the one above where V >= 0, and so h >= 1/2."""
+    up = like(np.float32(1) if v >= like(np.float32(0), v) else np.float32(0), v)
+    return floored(x, p) + up
+
+
+@formula
+def adaround_hard(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The weight as it is in the end, on the grid."""
+    x, v = values
+    scale, zero_point = p
+    lo, hi, _ = constants
+    return (clamp(rounded_up(x, v, p), lo, hi) - zero_point) * scale, True
+
+
+@formula
+def adaround_codes(values: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The code in the end; a NaN becomes `nan`."""
+    x, v = values
+    lo, hi, nan = constants
+    return rounded_code(rounded_up(x, v, p), None, lo, hi, nan, item(y)), True
+
+
+@formula
+def undecided(v: Any) -> Any:
+    """2h - 1: -1 and 1 where h has decided, 0 in the middle."""
+    h = rectified_sigmoid(v)
+    return like(np.float32(2), v) * h - like(np.float32(1), v)
+
+
+@formula
+def adaround_regularizer(values: Any, beta: Any) -> Any:
+    """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
+    (v,) = values
+    return like(np.float32(1), v) - power(abs(undecided(v)), beta)
+
+
+@formula
+def regularizing(v: Any, beta: Any, weight: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `adaround_regularizer_backward`, which has these in place of qparams."""
+    return beta, weight
+
+
+@formula
+def adaround_regularizer_backward(v: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The gradient of weight * (1 - |2h - 1|**beta)."""
+    beta, weight = p
+    zero, one, two = (
+        like(np.float32(0), v), like(np.float32(1), v), like(np.float32(2), v),
+    )  # fmt: skip
+    d = undecided(v)
+    g = -weight * (beta * power(abs(d), beta - one))
+    g = g if d > zero else -g
+    return slope_of_rectified_sigmoid(g * two, sigmoid(v)), True

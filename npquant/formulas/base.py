@@ -1,0 +1,42 @@
+"""What all formulas share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from npquant.primitives import like, widen
+
+#: What int32 and int64 do not hold: it, and all beyond.
+INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
+
+INFINITY = np.float32(np.inf)
+
+#: Takes a float32 a step or two toward zero.
+STEP_BACK = np.float32(1 - 2.0**-23)
+
+#: Kernels alone call formulas, so no C wrapper is compiled for them; all are inlined, since a loop
+#: around a call is not vectorised.
+formula = register_jitable(no_cfunc_wrapper=True, forceinline=True)
+
+
+@formula
+def clamp(v: Any, lo: Any, hi: Any) -> Any:
+    """`v` in [lo, hi]; NaN stays NaN, and so does -0.0 at a bound of 0."""
+    v = lo if v < lo else v
+    return hi if v > hi else v
+
+
+@formula
+def clamp_number(v: Any, lo: Any, hi: Any) -> Any:
+    """`v` in [lo, hi]; NaN becomes lo."""
+    v = v if v > lo else lo
+    return v if v < hi else hi
+
+
+@formula
+def reciprocal(scale: Any) -> Any:
+    """1 / scale, rounded to the type of the scale."""
+    return like(np.float32(1) / widen(scale), scale)

@@ -1,0 +1,100 @@
+"""Fake quantize with a scale and a zero point that are learned, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant.formulas.base import STEP_BACK, clamp, formula
+from npquant.formulas.fake_quantize import affine, affine_wide
+from npquant.primitives import fma, like, rint, trunc, widen
+
+
+@formula
+def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
+    """A learned zero point in float32: rounded to the nearest, clamped to the bounds."""
+    z = rint(np.float32(widen(zero_point)))
+    return clamp(z, np.float32(lo), np.float32(hi))
+
+
+@formula
+def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the learnable forward."""
+    lo, hi, _ = constants
+    return affine(x, scale, nearest(zero_point, lo, hi), constants, y)
+
+
+@formula
+def learned_wide(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the learnable forward with wide codes.
+
+    A bound may be rounded to a float32 outside of the range: the zero point steps back into it.
+    """
+    lo, hi, _ = constants
+    z = nearest(zero_point, lo, hi)
+    if z > hi or z < lo:
+        z = z * STEP_BACK
+    return affine_wide(x, scale, z, constants, y)
+
+
+@formula
+def slopes_per_channel(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the learnable backward per channel: the zero point is a float32."""
+    lo, hi, _ = constants
+    s = np.float32(widen(scale))
+    return np.float32(1) / s, s, nearest(zero_point, lo, hi)
+
+
+@formula
+def slopes_per_tensor(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the learnable backward per tensor: the zero point is an integer, so in K."""
+    lo, hi, _ = constants
+    s = np.float32(widen(scale))
+    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo)
+
+
+@formula
+def slopes_truncated(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """What PyTorch's per-tensor backward uses instead: trunc(zero_point + 1/2)."""
+    lo, hi, _ = constants
+    s, z = np.float32(widen(scale)), np.float32(widen(zero_point)) + np.float32(0.5)
+    z = trunc(clamp(z, np.float32(lo), np.float32(hi)))
+    return np.float32(1) / s, s, like(z, lo)
+
+
+@formula
+def gradients_zero_first(g: Any, x: Any, p: Any, constants: Any) -> Any:
+    """PyTorch's learnable backward: its code is rint of one fma, the zero point inside."""
+    inverse, _, zero_point = p
+    x = widen(x)
+    t = rint(fma(x, like(inverse, x), like(zero_point, x)))
+    return gradients(widen(g), x, t, p, constants)
+
+
+@formula
+def gradients_zero_last(g: Any, x: Any, p: Any, constants: Any) -> Any:
+    """The backward with the code of its forward, so that they agree at ties."""
+    inverse, _, zero_point = p
+    x = widen(x)
+    t = like(zero_point, x) + rint(x * inverse)
+    return gradients(widen(g), x, t, p, constants)
+
+
+@formula
+def gradients(g: Any, x: Any, t: Any, p: Any, constants: Any) -> Any:
+    """The gradients of one element from its unclamped code `t` (LSQ+, Bhalgat et al. 2020).
+
+    Returns whether it is inside the range, and its terms of grad_scale and grad_zero_point. A NaN
+    counts as below. Codes are compared in K; the rest is in T.
+    """
+    inverse, scale, zero_point = p
+    lo, hi, factor = constants
+    s = like(scale, x)
+    inside = (t >= lo) & (t <= hi)
+    residual = fma(like(t - zero_point, x), s, -x)
+    clipped = like(like(hi if t > hi else lo, zero_point) - zero_point, x)
+    slope = g * (residual if inside else clipped)
+    slope = slope * like(inverse, x) if inside else slope
+    shift = like(np.float32(0), x) if inside else (g * -s) * factor
+    return inside, slope * factor, shift

@@ -1,0 +1,58 @@
+"""One element of an optimizer's step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant.formulas.base import formula
+from npquant.primitives import fma, like, sqrt
+
+#
+# PyTorch's single-tensor rules: what each of its kernels rounds, and where it fuses a product with
+# a sum.
+
+
+@formula
+def decayed(g: Any, value: Any, weight_decay: Any) -> Any:
+    """The gradient with that of weight_decay / 2 * value**2."""
+    return fma(weight_decay, value, g)
+
+
+@formula
+def undecayed(g: Any, value: Any, weight_decay: Any) -> Any:
+    """The gradient as it is."""
+    return g
+
+
+@formula
+def sgd(value: Any, g: Any, lr: Any) -> Any:
+    """value - lr * g, rounded once."""
+    return fma(-lr, g, value)
+
+
+@formula
+def sgd_momentum(buffer: Any, g: Any, momentum: Any) -> Any:
+    """momentum * buffer + g, each step rounded."""
+    return buffer * momentum + g
+
+
+@formula
+def adam_mean(mean: Any, g: Any, rate: Any) -> Any:
+    """The mean of the gradients, moved toward `g`: PyTorch's lerp, from its nearer end."""
+    d = g - mean
+    one, half = like(np.float32(1), g), like(np.float32(0.5), g)
+    return fma(rate, d, mean) if rate < half else fma(rate - one, d, g)
+
+
+@formula
+def adam_square(square: Any, g: Any, beta2: Any, rate: Any) -> Any:
+    """The mean of their squares."""
+    return fma(rate * g, g, square * beta2)
+
+
+@formula
+def adam(value: Any, mean: Any, square: Any, step: Any, root: Any, eps: Any) -> Any:
+    """value + step * mean / (sqrt(square) / root + eps); `step` is negative."""
+    return value + step * mean / (sqrt(square) / root + eps)

@@ -1,0 +1,93 @@
+"""Quantize and dequantize, as quantized_decomposed does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant.formulas.base import formula, reciprocal
+from npquant.primitives import code_of, item, like, over, plus, rounded_code, times, widen
+
+# --- quantized_decomposed: quantize -------------------------------------------------------------
+
+
+@formula
+def tensor_inverse(x: Any, inverse: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `quantize` per tensor: the host has divided, in float64."""
+    return inverse, zero_point
+
+
+@formula
+def channel_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the quantize ops per channel, token and group."""
+    return reciprocal(scale), zero_point
+
+
+@formula
+def quantize(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """rint(x / scale) + zero_point, clamped to [lo, hi]; a NaN becomes `nan`."""
+    inverse, zero_point = p
+    lo, hi, nan = constants
+    return rounded_code(widen(x) * inverse, zero_point, lo, hi, nan, item(y)), True
+
+
+@formula
+def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """rint(x / scale + zero_point), clamped: per token and per group round after adding.
+
+    A two-byte input with scales of its own dtype is rounded to it at each step. An integer takes
+    the dtype of the scales.
+    """
+    inverse, zero_point = p
+    lo, hi, nan = constants
+    t = widen(plus(times(x, inverse), zero_point))
+    return rounded_code(t, None, lo, hi, nan, item(y)), True
+
+
+@formula
+def quantize_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """ONNX's rule for all granularities: the quotient is rounded to the type x and scale share."""
+    scale, zero_point = p
+    lo, hi, nan = constants
+    return rounded_code(widen(over(x, scale)), zero_point, lo, hi, nan, item(y)), True
+
+
+@formula
+def quantize_by_division_to_float8(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """ONNX's float8 codes: x / scale + zero_point, rounded to the grid of float8 alone."""
+    scale, zero_point = p
+    lo, hi, nan = constants
+    t = widen(over(x, scale))
+    # Where nothing is added, a zero keeps its sign.
+    t = plus(t, zero_point) if widen(zero_point) != np.float32(0) else t
+    return code_of(t, lo, hi, nan), True
+
+
+# --- quantized_decomposed: dequantize -----------------------------------------------------------
+
+
+@formula
+def in_output(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `dequantize`: the zero point rounded to the output's dtype."""
+    return scale, like(zero_point, item(y))
+
+
+@formula
+def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
+    """(q - zero_point) * scale, each step rounded to the output's dtype."""
+    scale, zero_point = p
+    return (like(q, zero_point) - zero_point) * scale, True
+
+
+@formula
+def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters to divide by; of `dequantize_promoted`, brought to one precision by the host."""
+    return scale, zero_point
+
+
+@formula
+def dequantize_promoted(q: Any, p: Any, constants: Any, y: Any) -> Any:
+    """(q - zero_point) * scale in the precision of the scale, rounded once to the output."""
+    scale, zero_point = p
+    return like(like(q, zero_point) - zero_point, scale) * scale, True
