@@ -14,9 +14,9 @@ from numba.extending import register_jitable
 
 from npquant.cpu.storage import Storage, overload, reinterpreted
 
-#: Rows, so many that a table stays in the first or second cache; PITCH is no power of two, or all
-#: columns would compete for the same places of the cache.
-ROWS, PITCH = 4096, 4096 + 256
+#: Rows, so many that a table stays in the first cache; PITCH is no power of two, or all columns
+#: would compete for the same places of the cache.
+ROWS, PITCH = 1024, 1024 + 256
 
 
 def buffer(n: Any, v: Any) -> Any:
