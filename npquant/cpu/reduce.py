@@ -227,9 +227,18 @@ class Gradients:
         ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
     element : callable
         ``element(g, x, p, constants) -> (inside, slope, shift)``.
+    wide : Gradients, optional
+        The same where float32 does not hold codes or data.
     """
 
-    def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        parameters: Callable[..., Any],
+        element: Callable[..., Any],
+        wide: Gradients | None = None,
+    ) -> None:
+        self._wide = wide
+
         # Terms of both sums wait in one array and are added to lanes in one array: the compiler
         # vectorises a loop as long as it has few arrays to tell apart.
         def runs(
@@ -331,6 +340,10 @@ class Gradients:
         `constants` are lo, hi and grad_factor; `code` names the type of lo and hi. Sums are
         rounded to the dtype of their arrays, float32 or float64.
         """
+        if code != "float32" and self._wide is not None:
+            self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
+                       grad_zero_point)  # fmt: skip
+            return
         channels, inner, _ = granularity
         n = x.size
         sums = np.empty((2, channels, -(-(n // channels) // TILE)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.formulas.base import STEP_BACK, clamp, formula
+from npquant.formulas.base import STEP_BACK, clamp, clamp_number, formula
 from npquant.formulas.fake_quantize import affine, affine_wide
 from npquant.primitives import fma, like, rint, trunc, widen
 
@@ -68,8 +68,7 @@ def gradients_zero_first(g: Any, x: Any, p: Any, constants: Any) -> Any:
     """PyTorch's learnable backward: its code is rint of one fma, the zero point inside."""
     inverse, _, zero_point = p
     x = widen(x)
-    t = rint(fma(x, like(inverse, x), like(zero_point, x)))
-    return gradients(widen(g), x, t, p, constants)
+    return gradients(widen(g), x, rint(fma(x, inverse, zero_point)), p, constants)
 
 
 @formula
@@ -77,8 +76,7 @@ def gradients_zero_last(g: Any, x: Any, p: Any, constants: Any) -> Any:
     """The backward with the code of its forward, so that they agree at ties."""
     inverse, _, zero_point = p
     x = widen(x)
-    t = like(zero_point, x) + rint(x * inverse)
-    return gradients(widen(g), x, t, p, constants)
+    return gradients(widen(g), x, zero_point + rint(x * inverse), p, constants)
 
 
 @formula
@@ -86,8 +84,40 @@ def gradients(g: Any, x: Any, t: Any, p: Any, constants: Any) -> Any:
     """The gradients of one element from its unclamped code `t` (LSQ+, Bhalgat et al. 2020).
 
     Returns whether it is inside the range, and its terms of grad_scale and grad_zero_point. A NaN
-    counts as below. Codes are compared in K; the rest is in T.
+    counts as below. Everything is a float32, which holds every code.
     """
+    inverse, scale, zero_point = p
+    lo, hi, factor = constants
+    q = clamp_number(t, lo, hi)
+    inside = q == t
+    steps = q - zero_point
+    slope = g * (fma(steps, scale, -x) if inside else steps)
+    slope = slope * inverse if inside else slope
+    shift = np.float32(0) if inside else (g * -scale) * factor
+    return inside, slope * factor, shift
+
+
+@formula
+def gradients_zero_first_wide(g: Any, x: Any, p: Any, constants: Any) -> Any:
+    """`gradients_zero_first` where T is float64, or codes are too large for float32."""
+    inverse, _, zero_point = p
+    x = widen(x)
+    t = rint(fma(x, like(inverse, x), like(zero_point, x)))
+    return gradients_wide(widen(g), x, t, p, constants)
+
+
+@formula
+def gradients_zero_last_wide(g: Any, x: Any, p: Any, constants: Any) -> Any:
+    """`gradients_zero_last` where T is float64, or codes are too large for float32."""
+    inverse, _, zero_point = p
+    x = widen(x)
+    t = like(zero_point, x) + rint(x * inverse)
+    return gradients_wide(widen(g), x, t, p, constants)
+
+
+@formula
+def gradients_wide(g: Any, x: Any, t: Any, p: Any, constants: Any) -> Any:
+    """As `gradients`; codes are compared in K, the rest is in T."""
     inverse, scale, zero_point = p
     lo, hi, factor = constants
     s = like(scale, x)
