@@ -246,13 +246,18 @@ class Gradients:
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """Tasks (channel, tile)."""
+            """Tasks (channel, tile), or (tile, channel) where runs are short and lie side by side."""
             constants = lo, hi, factor
             tiles = sums.shape[2]
             lanes = np.empty(2 * LANES)
             terms = table.buffer(2 * STRIP, factor)
-            c = begin // tiles
-            tile = begin - c * tiles
+            across = inner < TILE
+            if across:
+                tile = begin // channels
+                c = begin - tile * channels
+            else:
+                c = begin // tiles
+                tile = begin - c * tiles
             for _ in range(begin, end):
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 _clear(lanes)
@@ -282,10 +287,16 @@ class Gradients:
                         add_rows_of_two(lanes, terms, filled_rows(terms, filled, STRIP))
                         filled = 0
                 sums[0, c, tile], sums[1, c, tile] = folded_two(lanes)
-                tile += 1
-                if tile == tiles:
-                    tile = 0
+                if across:
                     c += 1
+                    if c == channels:
+                        c = 0
+                        tile += 1
+                else:
+                    tile += 1
+                    if tile == tiles:
+                        tile = 0
+                        c += 1
 
         def beside(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
