@@ -246,7 +246,7 @@ class Gradients:
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """Tasks (channel, tile), or (tile, channel) where runs are short and lie side by side."""
+            """Tasks (channel, tile), or (tile, channel) where short runs lie side by side."""
             constants = lo, hi, factor
             tiles = sums.shape[2]
             lanes = np.empty(2 * LANES)
