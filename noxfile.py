@@ -26,7 +26,7 @@ def peers(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def exhaustive(session: nox.Session) -> None:
     """Every float32 beside PyTorch, hours of it; arguments go to every_float.py."""
-    session.install("-e", ".[test,peers]", "tqdm")
+    session.install("-e", ".[test,peers]")
     session.run("python", "tests/exhaustive/every_float.py", *session.posargs)
 
 

@@ -19,7 +19,7 @@ from npquant.modules.observers import (
     MovingAveragePerChannelMinMaxObserver,
     Observer,
 )
-from npquant.ops.fused import _SMALL_SCALE
+from npquant.ops.fused import SMALL_SCALE
 
 _FLOAT, _INT32 = dtypes.float32, dtypes.int32
 _SWITCH = np.dtype(np.uint8)
@@ -424,5 +424,5 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         choose = lib.choose_fbgemm_symmetric if self.is_symmetric_quant else lib.choose_fbgemm
         scale, zero_point = np.empty(low.size, _FLOAT), np.empty(low.size, _INT32)
         bounds = self.quant_min, self.quant_max
-        choose(low, high, bounds, _SMALL_SCALE, 0, "float32", scale, zero_point)
+        choose(low, high, bounds, SMALL_SCALE, 0, "float32", scale, zero_point)
         return scale, zero_point

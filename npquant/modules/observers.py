@@ -275,11 +275,12 @@ class Observer(Module):
 
 
 def _extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
-    """The least and the greatest value of each channel in float32; NaN where there is one.
+    """The least and the greatest value of each channel in float32; NaN where there is one."""
+    return _kept(*backend.of(x).minmax(granularity, x))
 
-    No zero has a sign: which one is the least would depend on the order of the arrays.
-    """
-    least, greatest = backend.of(x).minmax(granularity, x)
+
+def _kept(least: Array, greatest: Array) -> tuple[Array, Array]:
+    """A range in float32. No zero has a sign: which is the least would depend on order."""
     zero = np.float32(0)
     return checks.cast(least, _FLOAT) + zero, checks.cast(greatest, _FLOAT) + zero
 
@@ -291,9 +292,7 @@ def _finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
         raise ValueError("x must not have a NaN, which has no bin")
     if np.isinf(least).any() or np.isinf(greatest).any():
         warnings.warn("x has infinities, which are not observed", stacklevel=5)
-        least, greatest = backend.of(x).minmax_finite(granularity, x)
-        zero = np.float32(0)
-        least, greatest = checks.cast(least, _FLOAT) + zero, checks.cast(greatest, _FLOAT) + zero
+        return _kept(*backend.of(x).minmax_finite(granularity, x))
     return least, greatest
 
 

@@ -14,7 +14,7 @@ from npquant.ops.fake_quantize import run_per_tensor
 
 _BOOL = np.dtype(np.bool_)
 #: The least scale, as a float32.
-_SMALL_SCALE = 6.1e-5
+SMALL_SCALE = 6.1e-5
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -281,7 +281,7 @@ def _fused(
         lib.move(*seen, c, low, high)
     if enabled:
         choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
-        choose(low, high, (lo, hi), _SMALL_SCALE, 0, "float32", s, z)
+        choose(low, high, (lo, hi), SMALL_SCALE, 0, "float32", s, z)
     for p, u in zip(state, (low, high, s, z), strict=True):
         if u is not p and not np.may_share_memory(p, u):
             p[...] = u.reshape(p.shape)
