@@ -79,6 +79,17 @@ def per_channel_group(shape: tuple[int, ...], group_size: int) -> Granularity:
 
 def memory_order(x: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
     """The axes of a dense array from the slowest to the fastest; None if it is not dense."""
-    strides = x.strides
-    order = tuple(sorted(range(x.ndim), key=lambda i: -strides[i]))
-    return order if x.transpose(order).flags.c_contiguous else None
+    return order_of_strides(x.shape, x.strides, x.itemsize)
+
+
+def order_of_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> tuple[int, ...] | None:
+    """As `memory_order`, of an array that is described by numbers."""
+    order = tuple(sorted(range(len(shape)), key=lambda i: -strides[i]))
+    step = itemsize
+    for i in reversed(order):
+        if shape[i] > 1 and strides[i] != step:
+            return None
+        step *= max(shape[i], 1)
+    return order

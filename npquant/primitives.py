@@ -82,6 +82,12 @@ def each(x: Any, i: Any) -> Any:
     return tuple(a[i] for a in x) if isinstance(x, tuple) else x[i]
 
 
+def put(arrays: Any, i: Any, values: Any) -> None:
+    """Write one value to element `i` of each array of a tuple, and drop what is left of them."""
+    for a, v in zip(arrays, values, strict=False):
+        store(a, i, v)
+
+
 def by_precision(v: Any, single: Callable[..., Any], double: Callable[..., Any]) -> Any:
     """What belongs to the type of `v`: single(v) of a float32, double(v) of a float64."""
     return double(v) if isinstance(v, np.float64) else single(v)

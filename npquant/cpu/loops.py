@@ -28,7 +28,8 @@ SHORT = 16
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
 
-_NUMBERS: dict[str, Any] = {
+#: The types of numbers among the qparams and of constants.
+NUMBERS: dict[str, Any] = {
     "int32": types.int32,
     "float32": types.float32,
     "float64": types.float64,
@@ -194,7 +195,7 @@ class ElementwiseOfSeveral(Elementwise):
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
     """The types of a kernel: `qparams` are those of the scale, the zero point, the constants."""
     scale, zero_point, code = (
-        _NUMBERS[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
+        NUMBERS[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
     )
     mask = types.none if unmasked else array_type(np.dtype(np.bool_))
     data = types.Tuple(_array_types(*x)) if isinstance(x, tuple) else array_type(x)

@@ -69,6 +69,20 @@ def overload(primitive):
     return numba_overload(primitive, jit_options={"no_cfunc_wrapper": True})
 
 
+#: The primitives with their implementations, for the CUDA compiler to be taught the same.
+TAUGHT: Final[list[tuple[Any, Any]]] = []
+
+
+def teach(primitive):
+    """As `overload`; remembered in TAUGHT."""
+
+    def register(implementation):
+        TAUGHT.append((primitive, implementation))
+        return overload(primitive)(implementation)
+
+    return register
+
+
 # --- bits -------------------------------------------------------------------------------------
 
 
@@ -217,12 +231,12 @@ _FROM_FLOAT32: Final[dict[types.Type, Any]] = {
 _to_int4, _to_uint4, _to_int2, _to_uint2 = (_to[t] for t in (INT4, UINT4, INT2, UINT2))
 
 
-@overload(p.widen)
+@teach(p.widen)
 def _widen(v):
     return _WIDEN.get(v, lambda v: np.float32(v))
 
 
-@overload(p.like)
+@teach(p.like)
 def _like(v, other):
     if v == other:
         return lambda v, other: v
@@ -237,24 +251,24 @@ def _like(v, other):
     return lambda v, other: cast(p.widen(v))
 
 
-@overload(p.rint)
+@teach(p.rint)
 def _rint(x):
     if isinstance(x, Storage):
         return lambda x: p.like(np.rint(p.widen(x)), x)
     return lambda x: np.rint(x)
 
 
-@overload(p.trunc)
+@teach(p.trunc)
 def _trunc(x):
     return lambda x: np.trunc(x)
 
 
-@overload(p.floor)
+@teach(p.floor)
 def _floor(x):
     return lambda x: np.floor(x)
 
 
-@overload(p.sqrt)
+@teach(p.sqrt)
 def _sqrt(x):
     return lambda x: np.sqrt(x)
 
@@ -267,58 +281,71 @@ def _llvm_fma(context: Any, a: types.Type, b: types.Type, c: types.Type) -> Any:
     return a(a, a, a), codegen
 
 
-@overload(p.fma)
+@teach(p.fma)
 def _fma(a, b, c):
     return lambda a, b, c: _llvm_fma(a, b, c)
 
 
-@overload(p.at)
+@teach(p.at)
 def _at(p, c):
     if isinstance(p, types.Array):
         return lambda p, c: p[c]
     return lambda p, c: p
 
 
-@overload(p.each)
+@teach(p.each)
 def _each(x, i):
     if isinstance(x, types.BaseTuple):
         return {
             1: lambda x, i: (x[0][i],),
             2: lambda x, i: (x[0][i], x[1][i]),
             3: lambda x, i: (x[0][i], x[1][i], x[2][i]),
+            4: lambda x, i: (x[0][i], x[1][i], x[2][i], x[3][i]),
         }[len(x)]
     return lambda x, i: x[i]
 
 
-@overload(p.by_precision)
+@teach(p.put)
+def _put(arrays, i, values):
+    if len(arrays) == 1:
+        return lambda arrays, i, values: p.store(arrays[0], i, values[0])
+
+    def put(arrays, i, values):
+        p.store(arrays[0], i, values[0])
+        p.put(arrays[1:], i, values[1:])
+
+    return put
+
+
+@teach(p.by_precision)
 def _by_precision(v, single, double):
     if v == types.float64:
         return lambda v, single, double: double(v)
     return lambda v, single, double: single(v)
 
 
-@overload(p.times)
+@teach(p.times)
 def _times(x, s):
     if isinstance(x, types.Integer):
         return lambda x, s: p.like(x, s) * s
     return lambda x, s: x * s
 
 
-@overload(p.over)
+@teach(p.over)
 def _over(x, s):
     if isinstance(x, types.Integer):
         return lambda x, s: p.like(x, s) / s
     return lambda x, s: x / s
 
 
-@overload(p.plus)
+@teach(p.plus)
 def _plus(t, z):
     if isinstance(z, types.Integer):
         return lambda t, z: t + p.like(z, t)
     return lambda t, z: t + z
 
 
-@overload(p.code_of)
+@teach(p.code_of)
 def _code_of(v, lo, hi, nan):
     if isinstance(lo, types.Integer):
         limit = np.float32(2.0**31)
@@ -343,7 +370,7 @@ def _code_of(v, lo, hi, nan):
 _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
 
 
-@overload(p.rounded_code)
+@teach(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
     without = isinstance(zero_point, types.NoneType)
     small = without or isinstance(zero_point, types.Integer)
@@ -380,12 +407,12 @@ def _zero(context: Any, y: types.Type) -> Any:
     return y.dtype(y), codegen
 
 
-@overload(p.item)
+@teach(p.item)
 def _item(y):
     return lambda y: _zero(y)
 
 
-@overload(p.store)
+@teach(p.store)
 def _store(y, i, v):
     if isinstance(y, types.NoneType):
         return lambda y, i, v: None
@@ -425,7 +452,7 @@ def _store(y, i, v):
     return store
 
 
-@overload(p.key)
+@teach(p.key)
 def _key(v):
     if isinstance(v, types.Integer):
         return lambda v: v
@@ -444,7 +471,7 @@ def _key(v):
     return key
 
 
-@overload(p.bits)
+@teach(p.bits)
 def _bits(v):
     if isinstance(v, types.Integer):
         return lambda v: v
@@ -453,13 +480,13 @@ def _bits(v):
     return lambda v: as_int(v)
 
 
-@overload(p.unsigned)
+@teach(p.unsigned)
 def _unsigned(i):
     as_unsigned = _to[getattr(types, f"uint{i.bitwidth}")]
     return lambda i: as_unsigned(i)
 
 
-@overload(p.keys_between)
+@teach(p.keys_between)
 def _keys_between(most, least, farthest, other):
     if isinstance(other, types.Integer):
         return lambda most, least, farthest, other: (least, most)
@@ -473,7 +500,7 @@ def _keys_between(most, least, farthest, other):
     return keys_between
 
 
-@overload(p.value)
+@teach(p.value)
 def _value(k, other):
     if isinstance(other, types.Integer):
         return lambda k, other: k
@@ -489,7 +516,7 @@ _FLOAT_BITS = {
 }
 
 
-@overload(p.power_of_two)
+@teach(p.power_of_two)
 def _power_of_two(n):
     as_int, _, width, _, middle = _FLOAT_BITS[n]
     back = _to[n]
@@ -503,21 +530,21 @@ def _split(v):
     return as_int, kind, width, least, _to[v]
 
 
-@overload(p.mantissa)
+@teach(p.mantissa)
 def _mantissa(v):
     as_int, kind, width, least, back = _split(v)
     low = kind(2**width - 1)
     return lambda v: back(kind(((as_int(v) - least) & low) + least))
 
 
-@overload(p.exponent)
+@teach(p.exponent)
 def _exponent(v):
     as_int, kind, width, least, _ = _split(v)
     cast = getattr(np, v.name)
     return lambda v: cast(kind(kind(as_int(v) - least) >> width))
 
 
-@overload(p.masked)
+@teach(p.masked)
 def _masked(g, m):
     if isinstance(g, types.Float):
         return lambda g, m: g if m else np.copysign(np.float32(0), g)
@@ -528,7 +555,7 @@ def _masked(g, m):
     return lambda g, m: g if m else zero
 
 
-@overload(p.converted)
+@teach(p.converted)
 def _converted(v, other):
     if not isinstance(other, types.Integer):
         return lambda v, other: p.like(v, other)
@@ -547,7 +574,7 @@ def _converted(v, other):
 def _arithmetic(op: Any) -> None:
     """Two-byte floats compute in float32; two of one kind give their own kind, rounded once."""
 
-    @overload(op)
+    @teach(op)
     def arithmetic(a, b):
         if a in HALVES and a == b:
             return lambda a, b: p.like(op(p.widen(a), p.widen(b)), a)

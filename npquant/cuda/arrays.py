@@ -1,0 +1,259 @@
+"""Device arrays of every library, described for kernels; results made by the library of the input.
+
+Nothing here imports numba.cuda but what makes its arrays, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from functools import cache
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numba import config
+
+from npquant.layout import order_of_strides
+
+SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
+
+
+class DeviceArray:
+    """An array on a GPU as ops and kernels see it: where it lies, and what it is to its owner."""
+
+    __slots__ = ("dtype", "library", "owner", "pointer", "shape", "strides")
+
+    def __init__(
+        self, owner: Any, library: Any, pointer: int, shape: Iterable[int], dtype: Any,
+        strides: Iterable[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.owner, self.library, self.pointer = owner, library, pointer
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        given = None if strides is None else tuple(strides)
+        self.strides = given or contiguous_strides(self.shape, self.dtype.itemsize)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements follow each other in C order."""
+        return self.size == 0 or all(
+            n == 1 or s == c
+            for n, s, c in zip(
+                self.shape, self.strides, contiguous_strides(self.shape, self.dtype.itemsize),
+                strict=True,
+            )
+        )  # fmt: skip
+
+    def memory_order(self) -> tuple[int, ...] | None:
+        """The axes from the slowest to the fastest, of an array without gaps; else None."""
+        return order_of_strides(self.shape, self.strides, self.dtype.itemsize)
+
+    def viewed(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> DeviceArray:
+        """The same memory in another shape."""
+        return DeviceArray(self.owner, self.library, self.pointer, shape, self.dtype, strides)
+
+    def stream(self) -> int:
+        """The handle of the stream that its library works on."""
+        return int(self.library.stream(self))
+
+    def new(
+        self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None
+    ) -> DeviceArray:
+        """An array on the same device, made by the same library."""
+        dtype = np.dtype(dtype)
+        strides = strides or contiguous_strides(shape, dtype.itemsize)
+        return device(self.library.empty(self, shape, dtype, strides))
+
+    def lowest(self) -> tuple[int, int]:
+        """The index of the first element from the lowest address, and the elements from there on.
+
+        They count elements in memory, and are 0 and the size where it has no gaps.
+        """
+        below = above = 0
+        for n, s in zip(self.shape, self.strides, strict=True):
+            if s < 0:
+                below -= s * (n - 1)
+            else:
+                above += s * (n - 1)
+        itemsize = self.dtype.itemsize
+        return below // itemsize, (below + above) // itemsize + 1 if self.size else 0
+
+    def argument(self, start: int = 0) -> Any:
+        """What a kernel is given: the address of an element, counted from the lowest in memory.
+
+        In the simulator, the elements from there on.
+        """
+        first, count = self.lowest()
+        itemsize = self.dtype.itemsize
+        address = self.pointer + (start - first) * itemsize
+        return _memory(address, count - start, self.dtype) if SIMULATED else address
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides of an array in C order, in bytes."""
+    strides, step = [], itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+# --- libraries --------------------------------------------------------------------------------
+
+
+class Torch:
+    """PyTorch's CUDA tensors."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        names = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+                 "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")  # fmt: skip
+        pairs = [(getattr(torch, n), _numpy_dtype(n)) for n in names if hasattr(torch, n)]
+        self._to_numpy, self._from_numpy = dict(pairs), {d: t for t, d in pairs}
+
+    def describe(self, value: Any) -> DeviceArray:
+        dtype = self._to_numpy.get(value.dtype)
+        if dtype is None:
+            raise TypeError(f"a tensor must have a dtype that npquant knows, got {value.dtype}")
+        strides = [s * dtype.itemsize for s in value.stride()]
+        return DeviceArray(value, self, value.data_ptr(), value.shape, dtype, strides)
+
+    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        kind = self._from_numpy.get(dtype)
+        if kind is None:
+            raise TypeError(f"dtype must be one that PyTorch has on a GPU, got {dtype}")
+        elements = [s // dtype.itemsize for s in strides]
+        return self._torch.empty_strided(shape, elements, dtype=kind, device=like.owner.device)
+
+    def stream(self, a: DeviceArray) -> int:
+        return int(self._torch.cuda.current_stream(a.owner.device).cuda_stream)
+
+
+class CuPy:
+    """CuPy's arrays."""
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._cupy = cupy
+
+    def describe(self, value: Any) -> DeviceArray:
+        return DeviceArray(value, self, value.data.ptr, value.shape, value.dtype, value.strides)
+
+    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        with like.owner.device:
+            return self._cupy.ndarray(shape, dtype, strides=strides)
+
+    def stream(self, a: DeviceArray) -> int:
+        return int(self._cupy.cuda.get_current_stream().ptr)
+
+
+class Interface:
+    """Numba's arrays, and those of others that have `__cuda_array_interface__` or DLPack.
+
+    Results are Numba's arrays.
+    """
+
+    def describe(self, value: Any) -> DeviceArray:
+        if not hasattr(value, "__cuda_array_interface__"):
+            return self._of_dlpack(value)
+        found = value.__cuda_array_interface__
+        if found.get("mask") is not None:
+            raise TypeError("a device array must not be masked, got one with a mask")
+        dtype = getattr(value, "dtype", None)
+        dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(found["typestr"])
+        return DeviceArray(value, self, found["data"][0] or 0, found["shape"], dtype,
+                           found.get("strides"))  # fmt: skip
+
+    def _of_dlpack(self, value: Any) -> DeviceArray:
+        from cuda.core.utils import StridedMemoryView
+
+        view = StridedMemoryView.from_dlpack(value, stream_ptr=-1)
+        strides = None if view.strides is None else [s * view.dtype.itemsize for s in view.strides]
+        # The view keeps the memory alive.
+        return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides)
+
+    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        from npquant.cuda.target import cuda
+
+        return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype)
+
+    def stream(self, a: DeviceArray) -> int:
+        found = getattr(a.owner, "__cuda_array_interface__", {})
+        return int(found.get("stream") or 0)
+
+
+class Simulator:
+    """The arrays of Numba's CUDA simulator, which are NumPy's underneath."""
+
+    def describe(self, value: Any) -> DeviceArray:
+        a = value._ary
+        return DeviceArray(value, self, a.ctypes.data, a.shape, a.dtype, a.strides)
+
+    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+        return FakeCUDAArray(np.ndarray(shape, dtype, strides=strides))
+
+    def stream(self, a: DeviceArray) -> int:
+        return 0
+
+
+def _memory(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The simulator's memory as a kernel sees it; its owner keeps it alive."""
+    held = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(held, np.uint8).view(dtype)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, None) or getattr(np, name, None) or np.bool_)
+
+
+_torch = cache(Torch)
+_cupy = cache(CuPy)
+_interface = Interface()
+_simulator = Simulator()
+
+
+def _library(value: Any) -> Any:
+    """The library of a device array, or None."""
+    module = type(value).__module__.partition(".")[0]
+    if module == "torch" or getattr(value, "is_cuda", None) is True:
+        return _torch(sys.modules["torch"]) if value.is_cuda else None
+    if module == "cupy" and hasattr(value, "__cuda_array_interface__"):
+        return _cupy(sys.modules["cupy"])
+    if SIMULATED and type(value).__name__ == "FakeCUDAArray":
+        return _simulator
+    if hasattr(value, "__cuda_array_interface__"):
+        return _interface
+    kind = getattr(value, "__dlpack_device__", None)
+    return _interface if kind is not None and kind()[0] in _CUDA_DEVICES else None
+
+
+#: What DLPack calls memory of CUDA devices, managed memory too.
+_CUDA_DEVICES = 2, 13
+
+
+def find(value: Any) -> DeviceArray | None:
+    """`value` described, if it is an array on a GPU."""
+    if type(value) is DeviceArray:
+        return value
+    library = _library(value)
+    return None if library is None else library.describe(value)
+
+
+def device(value: Any) -> DeviceArray:
+    """An array on a GPU, described."""
+    found = find(value)
+    if found is None:
+        raise TypeError(f"an array on a GPU is needed here, got {type(value).__name__}")
+    return found

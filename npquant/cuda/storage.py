@@ -1,0 +1,55 @@
+"""What the CUDA compiler is taught: the formats and primitives of cpu/storage.py.
+
+All but a few are taught as they are. Those that follow are other instructions on a GPU, or other
+code: an array is a pointer here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from npquant import primitives as p
+from npquant.cpu.storage import TAUGHT, Storage, StorageModel
+from npquant.cuda.target import intrinsic, libdevice, overload, register_model
+
+register_model(Storage)(StorageModel)
+
+_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at}
+
+for _primitive, _implementation in TAUGHT:
+    if _primitive not in _REPLACED:
+        overload(_primitive, strict=False)(_implementation)
+
+
+def _by_type(single: Any, double: Any) -> Any:
+    """An overload that calls one function for float32 and the other for float64."""
+
+    def implementation(x):
+        function = double if x == types.float64 else single
+        return lambda x: function(x)
+
+    return implementation
+
+
+_rint = _by_type(libdevice.rintf, libdevice.rint)
+
+
+@overload(p.rint)
+def _round(x):
+    if isinstance(x, Storage):
+        return lambda x: p.like(libdevice.rintf(p.widen(x)), x)
+    return _rint(x)
+
+
+overload(p.trunc)(_by_type(libdevice.truncf, libdevice.trunc))
+overload(p.floor)(_by_type(libdevice.floorf, libdevice.floor))
+overload(p.sqrt)(_by_type(libdevice.fsqrt_rn, libdevice.dsqrt_rn))
+
+
+@overload(p.at)
+def _at(p, c):
+    if isinstance(p, types.CPointer):
+        return lambda p, c: p[c]
+    return lambda p, c: p

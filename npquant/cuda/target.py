@@ -1,0 +1,217 @@
+"""How kernels are compiled and launched on CUDA: the one module that imports numba.cuda.
+
+A kernel is compiled once for each key, without Numba's dispatcher, and launched through cuda.core:
+the caller knows the types, and a launch costs a few microseconds of Python instead of twenty.
+Arrays are raw pointers to kernels; what they need to know of a shape they are told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types as python_types
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import config, types
+
+from npquant.cpu.storage import TYPES
+
+
+@contextmanager
+def _aliases_of_old() -> Iterator[None]:
+    """NumPy 2.5 has dropped a name that numba-cuda 0.30 asks for while it is imported."""
+    missing = not hasattr(np, "row_stack")
+    if missing:
+        np.row_stack = np.vstack  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if missing:
+            del np.row_stack  # type: ignore[attr-defined]
+
+
+#: Whether kernels run as plain Python, a thread at a time (NUMBA_ENABLE_CUDASIM=1).
+SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
+
+with _aliases_of_old():
+    from numba import cuda
+
+    if not SIMULATED:
+        import numba.cuda.np.arrayobj
+        from cuda.core import LaunchConfig, Stream, launch
+        from numba.cuda import dispatcher, libdevice
+        from numba.cuda.compiler import compile_cuda, kernel_fixup
+        from numba.cuda.extending import intrinsic, overload, register_model
+
+#: fma=0: a product and a sum that the contract rounds twice are not fused. Divisions and square
+#: roots are rounded correctly and subnormal numbers are kept, as ever without fastmath.
+NVVM_OPTIONS = {"fastmath": False, "opt": 3, "fma": 0}
+
+#: Threads of a block. The simulator takes 0.1 ms for each.
+THREADS = 32 if SIMULATED else 256
+
+Types = tuple[Any, ...]
+Key = tuple[Hashable, ...]
+
+
+def pointer(dtype: Any) -> types.Type:
+    """The type of an array to a kernel."""
+    return types.CPointer(TYPES[np.dtype(dtype)])
+
+
+class Kernel:
+    """A function of one thread, compiled once a key.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(*key) -> (function, types)``: what a thread does, and the Numba types of its
+        arguments. Arrays are pointers; an argument may be a tuple.
+    name : str
+        What it is called in profiles.
+    """
+
+    def __init__(self, make: Callable[..., tuple[Callable[..., None], Types]], name: str) -> None:
+        self.name, self._make = name, make
+        self._entries: dict[Key, Any] = {}
+
+    def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], key: Key, on: Any) -> None:
+        """Launch on a stream; `args` are pointers (in the simulator arrays), numbers and tuples."""
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = self._compiled(key)
+        entry(blocks, threads, args, on)
+
+    def _compiled(self, key: Key) -> Any:
+        function, signature = self._make(*key)
+        if SIMULATED:
+            return _Simulated(function, signature)
+        cc = cuda.get_current_device().compute_capability
+        return _Compiled(_library(_named(function, self.name), signature, cc), signature)
+
+    def ptx(self, key: Key, cc: tuple[int, int]) -> str:
+        """The PTX of one key for a compute capability; no device is needed."""
+        function, signature = self._make(*key)
+        device = python_types.SimpleNamespace(compute_capability=cc)
+        before = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: device
+        try:
+            library = _library(_named(function, self.name), signature, cc)
+        finally:
+            dispatcher.get_current_device = before
+        text: str = library.get_asm_str(cc=cc)
+        return text
+
+
+def _named(function: Any, name: str) -> Any:
+    """A copy that is called `name`."""
+    copy = python_types.FunctionType(
+        function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+    copy.__qualname__, copy.__module__ = name, function.__module__
+    return copy
+
+
+def _library(function: Any, signature: Types, cc: tuple[int, int]) -> Any:
+    result = compile_cuda(
+        function, types.void, signature, nvvm_options=NVVM_OPTIONS, cc=cc, forceinline=True
+    )
+    library, name = result.library, result.fndesc.llvm_func_name
+    library._entry_name = name
+    kernel_fixup(library.get_function(name), False)
+    return library
+
+
+class _Compiled:
+    """A kernel in the memory of a device."""
+
+    def __init__(self, library: Any, signature: Types) -> None:
+        self._kernel = library.get_cufunc().kernel
+        self._library = library
+        self._convert = tuple(map(_argument, flattened(signature)))
+
+    def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
+        values = [f(a) for f, a in zip(self._convert, flattened(args), strict=True) if f]
+        launch(_stream(on), _configuration(blocks, threads), self._kernel, *values)
+
+
+def flattened(values: tuple[Any, ...]) -> list[Any]:
+    """`values`, with the members of tuples in place of tuples, as a kernel receives them."""
+    found: list[Any] = []
+    for v in values:
+        found.extend(flattened(tuple(v)) if isinstance(v, (tuple, types.BaseTuple)) else (v,))
+    return found
+
+
+_CTYPES: dict[types.Type, Any] = {
+    types.float32: ctypes.c_float,
+    types.float64: ctypes.c_double,
+    types.int32: ctypes.c_int32,
+    types.uint32: ctypes.c_uint32,
+    types.int64: ctypes.c_int64,
+    types.uint64: ctypes.c_uint64,
+}
+
+
+def _argument(kind: types.Type) -> Any:
+    """What makes an argument of a value; None for the type of None, which is not passed."""
+    if isinstance(kind, types.NoneType):
+        return None
+    return int if isinstance(kind, types.CPointer) else _CTYPES[kind]
+
+
+@lru_cache(maxsize=1024)
+def _configuration(blocks: Any, threads: Any) -> Any:
+    return LaunchConfig(grid=blocks, block=threads)
+
+
+@lru_cache(maxsize=256)
+def _stream(handle: int) -> Any:
+    return Stream.from_handle(handle)
+
+
+class _Simulated:
+    """A kernel as plain Python; numbers are rounded to its types, as a launch would."""
+
+    def __init__(self, function: Any, signature: Types) -> None:
+        self._function, self._signature = function, signature
+
+    def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
+        function, rounded = self._function, _rounded(self._signature, args)
+
+        def thread() -> None:
+            with np.errstate(all="ignore"):
+                function(*rounded)
+
+        # The simulator replaces `cuda` among the globals of what it runs.
+        run = python_types.FunctionType(
+            thread.__code__, function.__globals__, "thread", None, thread.__closure__
+        )
+        cuda.jit(run)[blocks, threads]()
+
+
+def _rounded(signature: Any, args: Any) -> tuple[Any, ...]:
+    return tuple(
+        _rounded(t, a)
+        if isinstance(t, types.BaseTuple)
+        else getattr(np, t.name)(a)
+        if isinstance(t, types.Number)
+        else a
+        for t, a in zip(signature, args, strict=True)
+    )
+
+
+__all__ = [
+    "SIMULATED",
+    "THREADS",
+    "Kernel",
+    "Types",
+    "cuda",
+    "flattened",
+    "pointer",
+]
+if not SIMULATED:
+    __all__ += ["intrinsic", "libdevice", "overload", "register_model"]

@@ -1,0 +1,118 @@
+"""From device arrays as they come to flat ones that a kernel takes.
+
+Arrays without gaps that lie alike are taken as they lie. Anything else is copied to C order first,
+by a kernel that reads and writes through strides, and results are copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from npquant.cuda.arrays import DeviceArray, contiguous_strides
+from npquant.cuda.target import THREADS, Kernel, Types, cuda
+from npquant.layout import Granularity, Layout
+
+#: Axes of an array that is copied through strides, after those that can be are joined.
+AXES = 8
+
+
+def pieces(
+    granularity: Granularity, inputs: tuple[DeviceArray, ...], outputs: tuple[DeviceArray, ...]
+) -> Iterator[tuple[Layout, list[DeviceArray]]]:
+    """Yield (layout, flat arrays) once; what is written to the outputs is in place thereafter."""
+    arrays = [*inputs, *outputs]
+    layout = in_memory_order(granularity, arrays)
+    if layout is not None:
+        yield layout, arrays
+        return
+    packed = [a if a.contiguous else a.new(a.shape, a.dtype) for a in arrays]
+    for a, p in zip(inputs, packed, strict=False):
+        copy(a, p)
+    yield Layout(granularity.channels, granularity.inner), packed
+    for a, p in zip(outputs, packed[len(inputs) :], strict=True):
+        copy(p, a)
+
+
+def in_memory_order(granularity: Granularity, arrays: list[DeviceArray]) -> Layout | None:
+    """The layout of arrays that all lie alike in memory, without gaps; else None."""
+    if all(a.contiguous for a in arrays):
+        return Layout(granularity.channels, granularity.inner)
+    orders = {a.memory_order() for a in arrays}
+    order = orders.pop()
+    if orders or order is None:
+        return None
+    return granularity.layout(arrays[0].shape, order)
+
+
+def packed(a: DeviceArray) -> DeviceArray:
+    """`a` in C order, copied if it is in another."""
+    if a.contiguous:
+        return a
+    p = a.new(a.shape, a.dtype)
+    copy(a, p)
+    return p
+
+
+def copy(x: DeviceArray, y: DeviceArray) -> None:
+    """The elements of `x` to `y`, of the same shape and dtype."""
+    if x.pointer == y.pointer or not x.size:
+        return
+    shape, strides = joined(x.shape, x.strides, y.strides)
+    if len(shape) > AXES:
+        raise ValueError(f"input must have at most {AXES} axes that are not side by side, got "
+                         f"shape {x.shape} with strides {x.strides}")  # fmt: skip
+    itemsize = x.dtype.itemsize
+    read, written = (
+        tuple([s // itemsize for s in which] + [0] * (AXES - len(shape))) for which in strides
+    )
+    lengths = (*shape, *[1] * (AXES - len(shape)))
+    args = (
+        x.size, lengths, x.argument(), x.lowest()[0], read, y.argument(), y.lowest()[0], written,
+    )  # fmt: skip
+    _copy(-(-x.size // THREADS), THREADS, args, (itemsize,), x.stream())
+
+
+def joined(
+    shape: tuple[int, ...], *strides: tuple[int, ...]
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Fewer axes for the same elements: the fastest first, side by side ones joined."""
+    lengths: list[int] = []
+    steps: list[tuple[int, ...]] = []
+    for n, *s in reversed(list(zip(shape, *strides, strict=True))):
+        if n == 1:
+            continue
+        if lengths and all(a == b * lengths[-1] for a, b in zip(s, steps[-1], strict=True)):
+            lengths[-1] *= n
+        else:
+            lengths.append(n)
+            steps.append(tuple(s))
+    return lengths, [tuple([s[k] for s in steps]) for k in range(len(strides))]
+
+
+def _make_copy(itemsize: int) -> tuple[Callable[..., None], Types]:
+    def kernel(
+        n: Any, shape: Any, x: Any, first: Any, read: Any, y: Any, into: Any, written: Any
+    ) -> None:
+        i = np.int64(cuda.blockIdx.x) * np.int64(THREADS) + np.int64(cuda.threadIdx.x)
+        if i < n:
+            a, b = first, into
+            for k in range(AXES):
+                rest = i // shape[k]
+                place = i - rest * shape[k]
+                a += place * read[k]
+                b += place * written[k]
+                i = rest
+            y[b] = x[a]
+
+    word = types.CPointer(getattr(types, f"uint{8 * itemsize}"))
+    axes = types.UniTuple(types.int64, AXES)
+    return kernel, (types.int64, axes, word, types.int64, axes, word, types.int64, axes)
+
+
+_copy = Kernel(_make_copy, "copy_strided")
+
+__all__ = ["contiguous_strides", "copy", "in_memory_order", "packed", "pieces"]
