@@ -5,12 +5,14 @@ On NumPy's by NumPy, on arrays on a GPU by kernels: the result is of the kind of
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from npquant import checks
 from npquant.dtypes import DType
+from npquant.meta import ArraySpec
 
 Array = Any
 
@@ -26,9 +28,36 @@ def kind(value: Array) -> tuple[tuple[int, ...], DType]:
     return a.shape, a.dtype
 
 
+def beside(like: Array, a: Array) -> Array:
+    """`a` where `like` lies: an array of NumPy is copied to the GPU beside one that is there."""
+    if isinstance(like, np.ndarray) or not isinstance(a, np.ndarray):
+        return a
+    x = checks.array(like, "like")
+    return a if type(x) is ArraySpec else x.library.upload(x, a)
+
+
+def on_host(a: Array) -> np.ndarray[Any, Any]:
+    """A copy of `a` in NumPy, which for an array on a GPU waits."""
+    if isinstance(a, np.ndarray):
+        return a.copy()
+    from npquant.cuda import to_host
+
+    return to_host(a)
+
+
 def full(like: Array, shape: tuple[int, ...], dtype: Any, value: float) -> Array:
     """An array of one value, where `like` lies."""
     return checks.full(checks.array(like, "like"), shape, np.dtype(dtype), value)
+
+
+def empty(like: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array to write to, where `like` lies."""
+    return checks.new(checks.array(like, "like"), shape, np.dtype(dtype))
+
+
+def flat(a: Array) -> Array:
+    """`a` with one axis."""
+    return reshape(a, (math.prod(kind(a)[0]),))
 
 
 def full_like(a: Array, value: float) -> Array:
@@ -78,11 +107,22 @@ def without_negative_zero(a: Array) -> Array:
     return _by_kernel("add_number", a, number=0.0)
 
 
+def rounded(a: Array, lo: int, hi: int, dtype: Any) -> Array:
+    """rint(a), clamped, in an integer dtype."""
+    if isinstance(a, np.ndarray):
+        return np.clip(np.rint(a).astype(np.float64), lo, hi).astype(dtype)
+    from npquant.cuda.arithmetic import rounded
+
+    x = checks.array(a, "a")
+    y = x.new(x.shape, np.dtype(dtype))
+    rounded(x, lo, hi, y)
+    return y.owner
+
+
 def astype(a: Array, dtype: Any) -> Array:
     """`a` in another dtype, a new array unless it has it already."""
-    if isinstance(a, np.ndarray):
-        return a.astype(dtype, copy=False)
-    return checks.cast(checks.array(a, "a"), np.dtype(dtype)).owner
+    found = checks.cast(checks.array(a, "a"), np.dtype(dtype))
+    return found if isinstance(found, np.ndarray) else found.owner
 
 
 def reshape(a: Array, shape: tuple[int, ...]) -> Array:

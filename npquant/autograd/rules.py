@@ -204,7 +204,7 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Any]:
 def adaround_regularizer(V: Array, beta: Any) -> tuple[Array, Any]:
     """The backward of the op takes a weight of the sum, which its gradient is."""
     return nq.adaround_regularizer(V, beta), (
-        lambda grad: nq.adaround_regularizer_backward(V, beta, float(grad)),
+        lambda grad: nq.adaround_regularizer_backward(V, beta, grad),
     )
 
 

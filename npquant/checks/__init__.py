@@ -7,6 +7,7 @@ argument, what it was and what is allowed. Everything here runs before anything 
 from npquant.checks.arrays import (
     Array,
     array,
+    assign,
     codes,
     flat,
     floats,
@@ -84,6 +85,7 @@ __all__ = [
     "all_finite",
     "any_on_device",
     "array",
+    "assign",
     "at_least",
     "axis_of",
     "bounds",

@@ -178,6 +178,16 @@ def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new(shape, dtype).owner
 
 
+def assign(p: Array, flat: Array) -> None:
+    """Write the elements of a flat array to one of another shape."""
+    if type(p) is np.ndarray:
+        p[...] = flat.reshape(p.shape)
+    else:
+        from npquant.cuda.walk import copy
+
+        copy(flat.viewed(p.shape), p)
+
+
 def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
     """A result of its own shape, of the kind of `x`, that holds one value."""
     y = new(x, shape, dtype)

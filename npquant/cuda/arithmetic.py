@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from npquant.cuda.loops import Map, flat_map, nothing
-from npquant.formulas.base import formula
+from npquant.formulas.base import clamp, formula
 from npquant.formulas.qparams import larger, smaller
 from npquant.layout import PER_TENSOR
-from npquant.primitives import item, like
+from npquant.primitives import item, like, rint
 
 
 @formula
@@ -65,3 +67,17 @@ maximum_number = _of_number(_at_least, "maximum_number")
 def fill(y: Any, value: float) -> None:
     """Write one value to all of `y`."""
     _fill(y, value, y)
+
+
+@formula
+def _rounded(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    lo, hi = constants
+    return (like(clamp(np.float64(rint(x[0])), lo, hi), item(y[0])),)
+
+
+_round = Map(nothing, _rounded, "rounded")
+
+
+def rounded(x: Any, lo: float, hi: float, y: Any) -> None:
+    """rint(x), clamped."""
+    _round(PER_TENSOR, (x,), 0, 0, (lo, hi), ("int32", "int32", ("float64",) * 2), (y,))

@@ -149,6 +149,9 @@ class Torch:
         elements = [s // dtype.itemsize for s in strides]
         return self._torch.empty_strided(shape, elements, dtype=kind, device=like.owner.device)
 
+    def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
+        return self._torch.from_numpy(a).to(like.owner.device)
+
     def stream(self, a: DeviceArray) -> int:
         return int(self._torch.cuda.current_stream(a.owner.device).cuda_stream)
 
@@ -165,6 +168,10 @@ class CuPy:
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         with like.owner.device:
             return self._cupy.ndarray(shape, dtype, strides=strides)
+
+    def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
+        with like.owner.device:
+            return self._cupy.asarray(a)
 
     def stream(self, a: DeviceArray) -> int:
         return int(self._cupy.cuda.get_current_stream().ptr)
@@ -200,6 +207,11 @@ class Interface:
 
         return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype)
 
+    def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
+        from npquant.cuda.transfer import to_device
+
+        return to_device(a)
+
     def stream(self, a: DeviceArray) -> int:
         found = getattr(a.owner, "__cuda_array_interface__", {})
         return int(found.get("stream") or 0)
@@ -216,6 +228,11 @@ class Simulator:
         from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
         return FakeCUDAArray(np.ndarray(shape, dtype, strides=strides))
+
+    def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
+        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+        return FakeCUDAArray(a.copy())
 
     def stream(self, a: DeviceArray) -> int:
         return 0

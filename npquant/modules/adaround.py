@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import checks, dtypes
+from npquant.arithmetic import beside, copy, kind, on_host, reshape
 from npquant.autograd import Parameter
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantize
@@ -148,33 +150,44 @@ class AdaroundFakeQuantizer(FakeQuantize):
         if data.size == 0 or isinstance(data, ArraySpec):
             return data
         enabled = self._on("fake_quant_enabled")
-        if self.V.value.size:
+        if self._decided:
             self._check_shape(data)
         if self._on("observer_enabled"):
             self._observe(data)
-        if self.V.value.size == 0 and (enabled or self._on("observer_enabled")):
-            self.V.value = nq.adaround_init(data, self.scale, **self._where())
+        if not self._decided and (enabled or self._on("observer_enabled")):
+            scale = beside(data, self.scale)
+            self.V.value = nq.adaround_init(value_of(x), scale, **self._where())
         if not enabled:
             return x
         if not self.use_soft_rounding:
-            return self.hard(data)
-        return call(nq.adaround_soft, x, self.V, *self._qparams(), **self._where())
+            return self.hard(x)
+        return call(nq.adaround_soft, x, self.V, *self._qparams(data), **self._where())
 
     def _observe(self, x: Array) -> None:
         if self.group_size is not None:
-            x = x.reshape(-1, checks.group_size_of(self.group_size, x, name="x"))
+            width = checks.group_size_of(self.group_size, x, name="x")
+            x = reshape(x, (x.size // width, width))
         super()._observe(x)
 
     def _check_shape(self, x: Array) -> None:
-        v = self.V.value
-        if x.shape != v.shape:
-            made = "no shape: V is made by the first call" if not v.size else f"the shape {v.shape}"
+        self.V.value = beside(x, self.V.value)
+        shape, dtype = kind(self.V.value)
+        if x.shape != shape:
+            made = (
+                f"the shape {shape}" if self._decided else "no shape: V is made by the first call"
+            )
             raise ValueError(f"x must have the shape of V, which has {made}, got {x.shape}")
-        if v.dtype != dtypes.compute(x.dtype):
-            raise TypeError(f"x must have the precision of V, {v.dtype}, got {x.dtype}")
+        if dtype != dtypes.compute(x.dtype):
+            raise TypeError(f"x must have the precision of V, {dtype}, got {x.dtype}")
 
-    def _qparams(self) -> tuple[Array, Array, int, int]:
-        return self.scale, self.zero_point, self.quant_min, self.quant_max
+    @property
+    def _decided(self) -> bool:
+        """Whether there is a V."""
+        return math.prod(kind(self.V.value)[0]) > 0
+
+    def _qparams(self, x: Array) -> tuple[Array, Array, int, int]:
+        scale, zero_point = beside(x, self.scale), beside(x, self.zero_point)
+        return scale, zero_point, self.quant_min, self.quant_max
 
     def _where(self) -> dict[str, int]:
         if self.group_size is not None:
@@ -203,7 +216,9 @@ class AdaroundFakeQuantizer(FakeQuantize):
         """
         data = checks.floats(value_of(x), "x")
         self._check_shape(data)
-        y: Array = nq.adaround_hard(data, self.V.value, *self._qparams(), **self._where())
+        y: Array = nq.adaround_hard(
+            value_of(x), self.V.value, *self._qparams(data), **self._where()
+        )
         return y
 
     def codes(self, x: Array, dtype: Any = None) -> Array:
@@ -232,7 +247,9 @@ class AdaroundFakeQuantizer(FakeQuantize):
         data = checks.floats(value_of(x), "x")
         self._check_shape(data)
         target = self.dtype if dtype is None else dtype
-        q: Array = nq.adaround_codes(data, self.V.value, *self._qparams(), target, **self._where())
+        q: Array = nq.adaround_codes(
+            value_of(x), self.V.value, *self._qparams(data), target, **self._where()
+        )
         return q
 
     def reset_rounding(self) -> None:
@@ -249,12 +266,12 @@ class AdaroundFakeQuantizer(FakeQuantize):
         zero_point : ndarray
             Copy of the attribute.
         """
-        return self.scale.copy(), self.zero_point.copy()
+        return copy(self.scale), copy(self.zero_point)
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
         return (dtypes.float32, dtypes.float64) if name == "V" else super()._dtypes(name)
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""
-        up = int(np.count_nonzero(self.V.value >= 0))
+        up = int(np.count_nonzero(on_host(self.V.value) >= 0))
         return f"{super().extra_repr()}, (V >= 0).sum()={up}"

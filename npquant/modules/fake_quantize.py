@@ -9,6 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
+from npquant.arithmetic import astype, beside, copy, empty, kind
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Module, check_shape, value_of
@@ -247,10 +248,13 @@ class FakeQuantize(FakeQuantizeBase):
         self.activation_post_process(x)
         if not self.activation_post_process._unset:
             scale, zero_point = self.activation_post_process.calculate_qparams()
-            self.scale, self.zero_point = scale, zero_point.astype(self.zero_point.dtype)
+            self.scale = scale
+            self.zero_point = astype(zero_point, kind(self.zero_point)[1])
 
     def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
-        qparams, bounds = (self.scale, self.zero_point), (self.quant_min, self.quant_max)
+        data = value_of(x)
+        qparams = beside(data, self.scale), beside(data, self.zero_point)
+        bounds = self.quant_min, self.quant_max
         if self.is_per_channel:
             return call(nq.fake_quantize_per_channel_affine, x, *qparams, self.ch_axis, *bounds)
         return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
@@ -401,9 +405,12 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             if seen._unset:
                 low = np.full(channels, np.inf, _FLOAT)
                 high = np.full(channels, -np.inf, _FLOAT)
-            if scale.size != channels:
+            if kind(scale)[0] != (channels,):
                 scale, zero_point = np.ones(channels, _FLOAT), np.zeros(channels, _INT32)
-        return low.copy(), high.copy(), scale.copy(), zero_point.copy()
+        low, high, scale, zero_point = (
+            copy(beside(x, v)) for v in (low, high, scale, zero_point)
+        )  # fmt: skip
+        return low, high, scale, zero_point
 
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Choose scale and zero point from the running range, as a call does.
@@ -422,7 +429,8 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         low, high = seen._range()
         lib: Any = backend.of(low)
         choose = lib.choose_fbgemm_symmetric if self.is_symmetric_quant else lib.choose_fbgemm
-        scale, zero_point = np.empty(low.size, _FLOAT), np.empty(low.size, _INT32)
+        shape, _ = kind(low)
+        scale, zero_point = empty(low, shape, _FLOAT), empty(low, shape, _INT32)
         bounds = self.quant_min, self.quant_max
         choose(low, high, bounds, SMALL_SCALE, 0, "float32", scale, zero_point)
         return scale, zero_point

@@ -10,6 +10,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
+from npquant.arithmetic import astype, beside, full_like, kind, maximum, reshape, rounded
 from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.meta import ArraySpec
@@ -285,6 +286,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         zero_point: Any = self.zero_point
         if self._symmetric:
             _replace(self.zero_point, self._zero_point())
+        for parameter in (self.scale, self.zero_point):
+            parameter.value = beside(data, parameter.value)
         if self._symmetric or not self._on("learning_enabled"):
             zero_point = self.zero_point.value
         if not self._on("learning_enabled"):
@@ -317,15 +320,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _scale(self) -> Array:
         """The scale that is used: not below eps."""
-        least: Array = np.maximum(self.scale.value, self.eps)
-        return least
+        return maximum(self.scale.value, float(self.eps[0]))
 
     def _zero_point(self) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
         z = self.zero_point.value
         if not self._symmetric:
             return z
-        return np.full_like(z, self.activation_post_process._middle)
+        return full_like(z, self.activation_post_process._middle)
 
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Give scale and zero point as a call uses them.
@@ -342,9 +344,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         ValueError
             If a zero point is NaN.
         """
-        z = checks.no_nan(self._zero_point(), "zero_point")
-        code = np.clip(np.rint(z).astype(np.float64), self.quant_min, self.quant_max)
-        return self._scale(), code.astype(np.int64)
+        z = self._zero_point()
+        if isinstance(z, np.ndarray):
+            checks.no_nan(z, "zero_point")
+        return self._scale(), rounded(z, self.quant_min, self.quant_max, np.int64)
 
     # --- estimates ----------------------------------------------------------------------------
 
@@ -355,13 +358,15 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         count = 1
         if self.is_per_channel:
             count = seen.shape[checks.axis_of(self.ch_axis, seen, "ch_axis")]
-        if count != self.scale.value.size:
+        if kind(self.scale.value)[0] != (count,):
             raise ValueError(
                 f"channel_len must be the number of channels, {count}, got {self.channel_len}"
             )
         observer(seen)
         if observer._unset:
             return
+        if self.init != "observer" and not isinstance(x, np.ndarray):
+            raise TypeError(f"x must be a NumPy array to estimate by {self.init!r}, got {show(x)}")
         if self.init == "observer":
             scale, zero_point = observer.calculate_qparams()
         elif self.init == "lsq":
@@ -370,16 +375,18 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             scale, zero_point = self._lsq_plus(self._channels(seen)), self._zero_point()
         else:
             scale, zero_point = self._least_error(seen)
-        self.scale.value = scale.astype(_FLOAT)
-        self.zero_point.value = zero_point.astype(_FLOAT)
+        self.scale.value = astype(scale, _FLOAT)
+        self.zero_point.value = astype(zero_point, _FLOAT)
 
     def _rows(self, x: Array) -> Array:
         """What the observer sees: tokens and groups as rows."""
         if self.group_size is not None:
-            return x.reshape(-1, checks.group_size_of(self.group_size, x, name="x"))
-        if self.per_token:
-            return x.reshape(-1, x.shape[-1] if x.ndim else 1)
-        return x
+            width = checks.group_size_of(self.group_size, x, name="x")
+        elif self.per_token:
+            width = x.shape[-1] if x.ndim else 1
+        else:
+            return x
+        return reshape(x, (x.size // width, width))
 
     def _channels(self, x: Array) -> Iterable[Array]:
         return np.moveaxis(x, self.ch_axis, 0) if self.is_per_channel else [x]
@@ -420,7 +427,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         super()._check_state(prefix, state)
         # Optimizers move scales and zero points freely.
-        self._check_shapes(prefix, state, self.scale.value.size)
+        self._check_shapes(prefix, state, kind(self.scale.value)[0][0])
         self._check_positive(prefix + "eps", state["eps"])
 
     def extra_repr(self) -> str:
@@ -439,5 +446,6 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
 def _replace(parameter: Parameter, array: Array) -> None:
     """Change the array of a parameter; a tape may still need the old one."""
-    if not np.array_equal(parameter.value, array, equal_nan=True):
+    value = parameter.value
+    if not (isinstance(value, np.ndarray) and np.array_equal(value, array, equal_nan=True)):
         parameter.value = array

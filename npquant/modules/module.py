@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from npquant.arithmetic import kind, on_host
 from npquant.autograd import Parameter, call
 from npquant.dtypes import names
 from npquant.errors import show
@@ -71,7 +72,7 @@ class Module:
         dict of str to ndarray
             Parameters, buffers and then the state of child modules, under PyTorch's keys.
         """
-        return {key: module._get(name).copy() for key, module, name in self._state("")}
+        return {key: on_host(module._get(name)) for key, module, name in self._state("")}
 
     def load_state_dict(self, state_dict: Mapping[str, Array]) -> None:
         """Replace the state, all of it or, if there is anything wrong with it, nothing.
@@ -111,11 +112,11 @@ class Module:
         A subclass whose arrays change their shape says here which ones they may have.
         """
         for name, array in state.items():
-            check_shape(prefix + name, array, (self._get(name).shape,))
+            check_shape(prefix + name, array, (kind(self._get(name))[0],))
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
         """The dtypes that a parameter or buffer may have."""
-        return (self._get(name).dtype,)
+        return (kind(self._get(name))[1],)
 
     def _names(self) -> tuple[str, ...]:
         return (*self._parameters, *self._buffers)

@@ -15,6 +15,18 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from npquant import backend, checks, dtypes, layout
+from npquant.arithmetic import (
+    astype,
+    beside,
+    copy,
+    empty,
+    flat,
+    kind,
+    maximum,
+    minimum,
+    reshape,
+    without_negative_zero,
+)
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -149,23 +161,26 @@ class Observer(Module):
         raise NotImplementedError(f"{type(self).__name__} observes nothing")
 
     def _check_channels(self, channels: int) -> None:
-        if self.min_val.ndim and self.min_val.size not in (0, channels):
+        shape, _ = kind(self.min_val)
+        if shape and shape[0] not in (0, channels):
             raise ValueError(
-                f"x must have {self.min_val.size} channels along ch_axis {self.ch_axis}, as "
+                f"x must have {shape[0]} channels along ch_axis {self.ch_axis}, as "
                 f"before, got {channels}"
             )
 
     @property
     def _unset(self) -> bool:
         """Whether nothing was seen."""
+        if not isinstance(self.min_val, np.ndarray):
+            return False  # it came to a GPU with what was seen
         if self.min_val.ndim:
             return self.min_val.size == 0
         return bool(self.min_val == math.inf and self.max_val == -math.inf)
 
     def _set_range(self, least: Array, greatest: Array) -> None:
         """Keep the extremes, which have one element a channel."""
-        shape = () if self.ch_axis is None else least.shape
-        self.min_val, self.max_val = least.reshape(shape), greatest.reshape(shape)
+        shape = () if self.ch_axis is None else kind(least)[0]
+        self.min_val, self.max_val = reshape(least, shape), reshape(greatest, shape)
 
     def reset_min_max_vals(self) -> None:
         """Forget everything that was seen."""
@@ -192,14 +207,14 @@ class Observer(Module):
             return np.ones(1, _FLOAT), np.zeros(1, np.int64)
         least, greatest = self._range()
         lib: Any = backend.of(least)
-        kind: type[np.generic]
         if self.qscheme == FLOAT_QPARAMS:
-            choose, kind = lib.choose_kept_float, np.float32
+            choose, code = lib.choose_kept_float, _FLOAT
         elif self._symmetric:
-            choose, kind = lib.choose_symmetric, np.int64
+            choose, code = lib.choose_symmetric, np.dtype(np.int64)
         else:
-            choose, kind = lib.choose_affine, np.int32
-        scale, zero_point = np.empty(least.size, _FLOAT), np.empty(least.size, kind)
+            choose, code = lib.choose_affine, dtypes.int32
+        shape, _ = kind(least)
+        scale, zero_point = empty(least, shape, _FLOAT), empty(least, shape, code)
         choose(
             least, greatest, (self.quant_min, self.quant_max), float(self.eps[0]), self._middle,
             "float32", scale, zero_point,
@@ -208,7 +223,7 @@ class Observer(Module):
 
     def _range(self) -> tuple[Array, Array]:
         """The range that the qparams cover, one element a channel."""
-        return self.min_val.reshape(-1), self.max_val.reshape(-1)
+        return flat(self.min_val), flat(self.max_val)
 
     # --- merging and state --------------------------------------------------------------------
 
@@ -237,18 +252,17 @@ class Observer(Module):
                 raise ValueError(f"other must have the {name} {show(ours)}, got {show(theirs)}")
         if other._unset:
             return
-        if not self._unset and other.min_val.shape != self.min_val.shape:
-            raise ValueError(
-                f"other must have {self.min_val.size} channels, got {other.min_val.size}"
-            )
+        (ours, _), (theirs, _) = kind(self.min_val), kind(other.min_val)
+        if not self._unset and ours != theirs:
+            raise ValueError(f"other must have {ours[0]} channels, got {theirs[0]}")
         self._merge(other)
 
     def _merge(self, other: Self) -> None:
         if self._unset:
-            self._set_range(other.min_val.copy(), other.max_val.copy())
+            self._set_range(flat(copy(other.min_val)), flat(copy(other.max_val)))
         else:
-            self.min_val = np.asarray(np.minimum(self.min_val, other.min_val))
-            self.max_val = np.asarray(np.maximum(self.max_val, other.max_val))
+            self.min_val = minimum(self.min_val, beside(self.min_val, other.min_val))
+            self.max_val = maximum(self.max_val, beside(self.max_val, other.max_val))
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         """The extremes have one shape, and the right order unless they are of nothing."""
@@ -281,12 +295,17 @@ def _extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
 
 def _kept(least: Array, greatest: Array) -> tuple[Array, Array]:
     """A range in float32. No zero has a sign: which is the least would depend on order."""
-    zero = np.float32(0)
-    return checks.cast(least, _FLOAT) + zero, checks.cast(greatest, _FLOAT) + zero
+    low, high = (without_negative_zero(astype(v, _FLOAT)) for v in (least, greatest))
+    return low, high
 
 
 def _finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     """The same of what is finite in float32; +inf and -inf where nothing is. No NaN is let in."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(
+            "x must be a NumPy array for an observer that counts, got an array on a GPU; "
+            "npquant.cuda.to_host copies it"
+        )
     least, greatest = _extremes(granularity, x)
     if np.isnan(least).any():
         raise ValueError("x must not have a NaN, which has no bin")
@@ -660,14 +679,14 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
 
 def _widen_range(observer: Observer, least: Array, greatest: Array) -> None:
     if not observer._unset:
-        least = np.minimum(least, observer.min_val.reshape(-1))
-        greatest = np.maximum(greatest, observer.max_val.reshape(-1))
+        low, high = (beside(least, flat(v)) for v in (observer.min_val, observer.max_val))
+        least, greatest = minimum(least, low), maximum(greatest, high)
     observer._set_range(least, greatest)
 
 
 def _move_range(observer: Observer, constant: float, least: Array, greatest: Array) -> None:
     if not observer._unset:
-        low, high = observer.min_val.flatten(), observer.max_val.flatten()
+        low, high = (copy(beside(least, flat(v))) for v in (observer.min_val, observer.max_val))
         backend.of(low).step_towards(least, greatest, constant, low, high)
         least, greatest = low, high
     observer._set_range(least, greatest)

@@ -532,7 +532,9 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     v = alone(V)
     b = checks.at_least(beta, "beta", 1.0, type(v))
     total = backend.of(v).adaround_regularizer((v,), b)
-    return ArraySpec((), dtypes.float64) if isinstance(v, ArraySpec) else np.array(total)
+    if isinstance(v, ArraySpec):
+        return ArraySpec((), dtypes.float64)
+    return np.array(total) if isinstance(v, np.ndarray) else total.owner
 
 
 def adaround_regularizer_backward(
@@ -597,7 +599,10 @@ def adaround_regularizer_backward(
     """
     v = alone(V)
     b = checks.at_least(beta, "beta", 1.0, type(v))
-    w = checks.finite(weight, "weight", type(v))
+    if checks.on_device(weight):  # the gradient of a sum that is there too
+        w = checks.cast(checks.parameters(weight, "weight", _ONE, v), v.dtype)
+    else:
+        w = checks.finite(weight, "weight", type(v))
     y = checks.output(out, v, v.dtype, beta=beta, weight=weight)
     name = v.dtype.name
     backend.of(v).adaround_regularizer_backward(
@@ -611,6 +616,7 @@ def adaround_regularizer_backward(
 _PRECISIONS = (dtypes.float32, dtypes.float64)
 
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
+_ONE = (1,), ()
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -634,6 +640,8 @@ def _granularity(x: Array, axis: Any, group_size: Any) -> tuple[Granularity, Sha
 def _scale(x: Array, scale: Any, shapes: Shapes) -> Any:
     """Scales in the precision of the computation."""
     double = x.dtype == dtypes.float64
+    if not shapes and checks.on_device(scale):
+        shapes = _ONE
     if not shapes:
         return (checks.scale_number if double else checks.scale_float32)(scale, kind=type(x))
     if not double:
@@ -642,6 +650,8 @@ def _scale(x: Array, scale: Any, shapes: Shapes) -> Any:
 
 
 def _zero_point(x: Array, zero_point: Any, shapes: Shapes, lo: int, hi: int) -> Any:
+    if not shapes and checks.on_device(zero_point):
+        shapes = _ONE
     if not shapes:
         return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
     z = checks.parameters(zero_point, "zero_point", shapes, x)

@@ -283,8 +283,8 @@ def _fused(
         choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
         choose(low, high, (lo, hi), SMALL_SCALE, 0, "float32", s, z)
     for p, u in zip(state, (low, high, s, z), strict=True):
-        if u is not p and not np.may_share_memory(p, u):
-            p[...] = u.reshape(p.shape)
+        if u is not p and not checks.overlap(p, u):
+            checks.assign(p, u)
     if not enabled:
         lib.copy(x, y, mask)
     elif per_row:
@@ -293,7 +293,11 @@ def _fused(
             granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
         )
     else:
-        run_per_tensor(x, s.item(), int(z.item()), lo, hi, y, mask)
+        if isinstance(s, np.ndarray):
+            s, z = s.item(), int(z.item())
+        else:
+            z = checks.cast(z, dtypes.int32)
+        run_per_tensor(x, s, z, lo, hi, y, mask)
     return y, mask
 
 
@@ -317,7 +321,7 @@ def _state(
 ) -> Array:
     """An array that is updated in place."""
     p = checks.array(value, name)
-    if type(p) is ArraySpec:
+    if type(p) is ArraySpec or checks.on_device(p) or checks.on_device(x):
         checks.together(x, p, name)
     if p.dtype not in allowed:
         raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {p.dtype}")
