@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from npquant import cpu
+from npquant.meta import ArraySpec
 
 
 def _nothing(*args: Any, **kwargs: Any) -> tuple[None, None]:
@@ -25,4 +26,13 @@ meta: Any = SimpleNamespace(**dict.fromkeys(cpu.__all__, _nothing))
 
 def of(x: Any) -> Any:
     """The backend of an array that was checked."""
-    return cpu if type(x) is np.ndarray else meta
+    if type(x) is np.ndarray:
+        return cpu
+    return meta if type(x) is ArraySpec else _cuda()
+
+
+def _cuda() -> Any:
+    """Imported when the first array on a GPU is met."""
+    from npquant import cuda
+
+    return cuda

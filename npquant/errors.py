@@ -11,6 +11,8 @@ def show(value: Any) -> str:
     """`value` in a few words: an array by shape and dtype, anything else by a short repr."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and getattr(value, "size", 0) != 1:
         return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if hasattr(value, "__cuda_array_interface__") or getattr(value, "is_cuda", None) is True:
+        return "an array on a GPU"  # whose value one would have to wait for
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (int, float, np.generic, np.ndarray)) or value is None:

@@ -93,3 +93,12 @@ def order_of_strides(
             return None
         step *= max(shape[i], 1)
     return order
+
+
+def dense_strides(shape: tuple[int, ...], order: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides of a dense array whose axes lie in `order`, in bytes."""
+    strides, step = [0] * len(shape), itemsize
+    for i in reversed(order):
+        strides[i] = step
+        step *= max(shape[i], 1)
+    return tuple(strides)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cases import assert_same
-from npquant import cpu
+from npquant import checks, cpu
 from npquant.cuda import arrays, target
 from npquant.cuda.arrays import SIMULATED, DeviceArray
 
@@ -156,8 +156,8 @@ def _compare(got, expected, name):
         for one, other in zip(got, expected, strict=True):
             _compare(one, other, name)
         return
-    device = arrays.find(got)
-    got = got if device is None else MEMORY.download(device)
+    if checks.on_device(got):
+        got = MEMORY.download(arrays.device(got))
     if got is not expected:
         assert_same(np.asarray(got), np.asarray(expected), name)
 

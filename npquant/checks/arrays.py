@@ -13,13 +13,13 @@ from npquant.errors import show
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
 
-Array = Any  # np.ndarray, or ArraySpec where only shapes are asked for
+Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceArray
 
 ARRAYS = (np.ndarray, ArraySpec)
 
 
 def array(value: Any, name: str) -> Array:
-    """`value` as an array (or a spec); nothing is converted but NumPy's own scalars."""
+    """`value` as an array, a spec or a DeviceArray; of the rest, only NumPy's scalars are."""
     if type(value) is np.ndarray or type(value) is ArraySpec:
         return value
     if isinstance(value, np.memmap):
@@ -28,7 +28,50 @@ def array(value: Any, name: str) -> Array:
         value, (np.ma.MaskedArray, np.matrix)
     ):
         return np.asarray(value)
-    raise TypeError(f"{name} must be a NumPy array or an ArraySpec, got {type(value).__name__}")
+    found = device_array(value, name)
+    if found is None:
+        raise TypeError(
+            f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, "
+            f"got {type(value).__name__}"
+        )
+    return found
+
+
+def device_array(value: Any, name: str) -> Array | None:
+    """An array on a GPU, of whatever library, described for kernels; None if it is none."""
+    if not on_device(value):
+        return None
+    try:
+        from npquant.cuda.arrays import device
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is an array on a GPU, for which numba-cuda is needed: "
+            f"pip install 'npquant[cuda13]', or npquant[cuda12] ({error})"
+        ) from None
+    return device(value)
+
+
+def on_device(value: Any) -> bool:
+    """Whether `value` is an array on a GPU."""
+    kind = type(value)
+    if kind in _HOST:
+        return False
+    return (
+        kind.__name__ in ("DeviceArray", "FakeCUDAArray")
+        or getattr(value, "is_cuda", None) is True
+        or (getattr(value, "is_cuda", None) is None and _has_device_memory(value))
+    )
+
+
+_HOST = (np.ndarray, ArraySpec, float, int, list, tuple, bool, np.memmap, type(None))
+_CUDA = 2, 13  # what DLPack calls memory of CUDA devices, and managed memory
+
+
+def _has_device_memory(value: Any) -> bool:
+    if hasattr(value, "__cuda_array_interface__"):
+        return True
+    kind = getattr(value, "__dlpack_device__", None)
+    return kind is not None and not isinstance(value, np.generic) and kind()[0] in _CUDA
 
 
 def floats(value: Any, name: str = "input") -> Array:
@@ -52,7 +95,7 @@ def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
     if x.dtype in allowed:
         return x
     found = x.dtype.newbyteorder("=")
-    if found in allowed:
+    if found in allowed and type(x) is np.ndarray:
         return x.astype(found)
     several = "a dtype among" if len(allowed) > 1 else "the dtype"
     raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}")
@@ -70,10 +113,14 @@ def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
 def together(x: Array, other: Array, name: str) -> None:
     """Refuse a spec among arrays and an array among specs."""
     if type(other) is not type(x):
-        raise TypeError(
-            f"{name} and input must be of one kind, got {type(other).__name__} "
-            f"and {type(x).__name__}"
-        )
+        raise TypeError(f"{name} and input must be of one kind, got {_kind(other)} and {_kind(x)}")
+
+
+def _kind(x: Array) -> str:
+    """What an array is, and so where."""
+    if type(x) is np.ndarray:
+        return "a NumPy array"
+    return "an ArraySpec" if type(x) is ArraySpec else "an array on a GPU"
 
 
 def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
@@ -85,9 +132,11 @@ def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
         # As x lies in memory, if it has no gaps: so does PyTorch.
         dense = x.flags.forc or memory_order(x) is not None
         return np.empty_like(x, dtype) if dense else np.empty(x.shape, dtype)
-    if out is None:
+    if type(x) is ArraySpec and out is None:
         return ArraySpec(x.shape, dtype)
     shape = x.shape
+    if out is None:
+        return x.new_alike(dtype).owner
     y = array(out, "out")
     if y.dtype != dtype:
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
@@ -100,6 +149,8 @@ def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
             _apart(x, y, "input itself or not overlap it")
         for name, other in others.items():
             _apart(other, y, f"apart from {name}")
+    elif type(y) is not ArraySpec:
+        _apart_on_device(x, y, others)
     return out  # itself, though it be a memory map
 
 
@@ -115,7 +166,32 @@ def writeable(y: np.ndarray[Any, Any], name: str) -> None:
 
 def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """A result of its own shape, of the kind of `x`."""
-    return np.empty(shape, dtype) if type(x) is np.ndarray else ArraySpec(shape, dtype)
+    if type(x) is np.ndarray:
+        return np.empty(shape, dtype)
+    return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new(shape, dtype).owner
+
+
+def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
+    """A result of its own shape, of the kind of `x`, that holds one value."""
+    y = new(x, shape, dtype)
+    if type(y) is np.ndarray:
+        y.fill(value)
+    elif type(y) is not ArraySpec:
+        from npquant.cuda.convert import fill
+
+        fill(y, value)
+    return y
+
+
+def rounded_once(v: Array, dtype: DType) -> Array:
+    """Sums in float64, or of the dtype already, in one rounding."""
+    if type(v) is np.ndarray:
+        return dtypes.round_once(v, dtype)
+    if array(v, "sum").dtype != dtype:
+        raise TypeError(
+            f"scale and zero_point with gradients must be float32 or float64 on a GPU, got {dtype}"
+        )
+    return v
 
 
 def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
@@ -129,7 +205,14 @@ def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
 
 def flat(x: Array) -> Array:
     """`x` with one axis, as a kernel takes it; a small array is copied where it must be."""
-    if type(x) is ArraySpec or (x.ndim == 1 and x.flags.carray):
+    if type(x) is ArraySpec:
+        return x
+    if type(x) is not np.ndarray:
+        from npquant.cuda.walk import packed
+
+        u = packed(array(x, "input"))
+        return u.viewed((u.size,))
+    if x.ndim == 1 and x.flags.carray:
         return x
     u = np.ascontiguousarray(x).reshape(-1)
     return u if u.flags.aligned else u.copy()
@@ -142,6 +225,18 @@ def _same_elements(x: Any, y: Any) -> bool:
         and x.itemsize == y.itemsize
         and x.__array_interface__["data"] == y.__array_interface__["data"]
     )
+
+
+def _apart_on_device(x: Array, y: Array, others: dict[str, Array]) -> None:
+    """The same of arrays on a GPU; those whose memory interleaves count as overlapping."""
+    alike = (x.pointer, x.strides, x.dtype.itemsize) == (y.pointer, y.strides, y.dtype.itemsize)
+    if not alike and x.overlaps(y):
+        raise ValueError("out must be input itself or not overlap it, got an overlapping array")
+    if any(n > 1 and s == 0 for n, s in zip(y.shape, y.strides, strict=True)):
+        raise ValueError("out must not repeat its elements, got a broadcast array")
+    for name, other in others.items():
+        if on_device(other) and array(other, name).overlaps(y):
+            raise ValueError(f"out must be apart from {name}, got an overlapping array")
 
 
 def _apart(x: Any, y: Any, wanted: str) -> None:

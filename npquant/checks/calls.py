@@ -22,7 +22,6 @@ from npquant.checks.numbers import (
 )
 from npquant.checks.qparams import SMALL_ZERO_POINT
 from npquant.dtypes import DType
-from npquant.formulas.base import STEP_BACK
 
 #: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
 Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]
@@ -108,18 +107,13 @@ def learned_affine(
     dtype: DType,
     kind: type,
 ) -> Affine:
-    """As `affine`, with a learned zero point: rounded to nearest even in float32, then clamped."""
+    """As `affine`, with a learned zero point: any number but a NaN, that the kernel rounds."""
     s = scale_float32(scale, kind=kind)
     lo, hi = bounds(quant_min, quant_max, kind)
     finite(grad_factor, "grad_factor", kind)
     if math.isnan(zero_point):
         raise ValueError(f"zero_point must be a number, got {zero_point}")
-    with np.errstate(over="ignore"):
-        z32 = np.clip(np.rint(np.float32(zero_point)), np.float32(lo), np.float32(hi))
-    z = int(z32)
-    if not lo <= z <= hi:  # a bound that is no float32 was rounded to one outside
-        z = int(z32 * STEP_BACK)
-    return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
+    return s, zero_point, (lo, hi, 0), ("float32", "float32", precision(dtype, lo, hi))
 
 
 def _names(code_: str) -> tuple[str, str, str]:

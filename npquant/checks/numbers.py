@@ -38,7 +38,7 @@ def integer(value: Any, name: str, kind: type | None = None) -> int:
 def one(value: Array, name: str, kind: type | None = None) -> float | int:
     """The one element of an array, as a Python number; of a spec, a number that passes."""
     value = array(value, name)
-    if type(value) is ArraySpec and kind is np.ndarray:
+    if type(value) is ArraySpec and kind not in (None, ArraySpec):
         raise TypeError(f"{name} must not be an ArraySpec where input is an array, got {value}")
     if value.size != 1:
         raise ValueError(f"{name} must have one element, got {show(value)}")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from npquant import dtypes
-from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, together
+from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, on_device, together
+from npquant.checks.numbers import scale_number, zero_point_number
 from npquant.cpu.qparams import inside, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
@@ -25,6 +26,8 @@ def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Ar
         p: Any = value
     else:
         p = value if type(value) is np.ndarray else array_of_numbers(value, name)
+        if type(p) is not np.ndarray or not isinstance(x, ARRAYS):
+            together(x, p, name)
     if p.dtype not in FLOATS:
         p = native(p, name, REALS)
     if p.shape not in shapes:
@@ -32,16 +35,17 @@ def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Ar
         raise ValueError(f"{name} must have the shape {allowed}, got {p.shape}")
     if type(p) is ArraySpec:
         return p
+    if type(p) is not np.ndarray:
+        return flat(p)
     if p.ndim == 1 and p.flags.c_contiguous and p.flags.aligned:
         return p
     return flat(p)
 
 
-def array_of_numbers(value: Any, name: str) -> np.ndarray[Any, Any]:
+def array_of_numbers(value: Any, name: str) -> Array:
     """An array, or what NumPy makes an array of numbers of: a list, a scalar."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        p: np.ndarray[Any, Any] = array(value, name)
-        return p
+    if isinstance(value, (np.ndarray, np.generic)) or on_device(value):
+        return array(value, name)
     try:
         return np.asarray(value)
     except (ValueError, TypeError, OverflowError):
@@ -49,8 +53,8 @@ def array_of_numbers(value: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> None:
-    """Every element of `p` between lo and hi, and so no NaN."""
-    if type(p) is ArraySpec:
+    """Every element of `p` between lo and hi, and so no NaN; on a GPU that is not looked at."""
+    if type(p) is not np.ndarray:
         return
     i = outside(p, lo, hi)
     if i >= 0:
@@ -122,10 +126,26 @@ def code_qparams(
     return s, large_as_floats(z, s, x)
 
 
+def any_on_device(x: Array, scale: Any, zero_point: Any) -> bool:
+    """Whether the qparams of one tensor on a GPU are there too, in arrays of one element."""
+    if type(x) is np.ndarray or type(x) is ArraySpec:
+        return False
+    return on_device(scale) or on_device(zero_point)
+
+
+def device_qparams(scale: Any, zero_point: Any, x: Array) -> tuple[Any, Any]:
+    """One scale and one zero point on a GPU: arrays, or a number beside an array."""
+    shapes = ((1,), ())
+    s = scales(scale, "scale", shapes, x) if on_device(scale) else scale_number(scale)
+    if not on_device(zero_point):
+        return s, zero_point_number(zero_point)
+    return s, zero_points(zero_point, "zero_point", shapes, x)
+
+
 def large_as_floats(z: Array, s: Array, x: Array) -> Array:
     """Zero points: integers too large for `rounded_code` in the precision of x and scale."""
     end = SMALL_ZERO_POINT
-    if type(z) is not ArraySpec and z.dtype in INTEGERS and outside(z, -end, end) >= 0:
+    if type(z) is np.ndarray and z.dtype in INTEGERS and outside(z, -end, end) >= 0:
         return cast(z, dtypes.float64 if dtypes.float64 in (x.dtype, s.dtype) else dtypes.float32)
     return z
 
@@ -179,5 +199,11 @@ def cast(p: Array, dtype: DType) -> Array:
         return ArraySpec(p.shape, dtype)
     if p.dtype == dtype:
         return p
+    if type(p) is not np.ndarray:
+        from npquant.cuda.convert import convert
+
+        converted = p.new(p.shape, dtype)
+        convert(p, converted)
+        return converted
     with np.errstate(over="ignore"):
         return p.astype(dtype)

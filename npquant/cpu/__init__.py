@@ -37,6 +37,7 @@ from npquant.cpu.histogram import (
 )
 from npquant.cpu.learnable import (
     fake_quantize_learnable,
+    fake_quantize_learnable_per_tensor,
     learnable_gradients_per_channel,
     learnable_gradients_per_channel_nearest,
     learnable_gradients_per_tensor,
@@ -105,6 +106,7 @@ __all__ = [
     "fake_quantize_float_zero_point",
     "fake_quantize_half_zero_point",
     "fake_quantize_learnable",
+    "fake_quantize_learnable_per_tensor",
     "fake_quantize_per_channel",
     "fake_quantize_per_channel_by_division",
     "fake_quantize_per_tensor",

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numba import config
 
-from npquant.layout import order_of_strides
+from npquant.layout import dense_strides, order_of_strides
 
 SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 
@@ -89,6 +89,21 @@ class DeviceArray:
         itemsize = self.dtype.itemsize
         return below // itemsize, (below + above) // itemsize + 1 if self.size else 0
 
+    def new_alike(self, dtype: Any) -> DeviceArray:
+        """A new one of the same shape, that lies in memory as this does if this has no gaps."""
+        order, itemsize = self.memory_order() or tuple(range(self.ndim)), np.dtype(dtype).itemsize
+        return self.new(self.shape, dtype, dense_strides(self.shape, order, itemsize))
+
+    def overlaps(self, other: DeviceArray) -> bool:
+        """Whether the memory from the first to the last element of both has a part in common."""
+        (a, b), (c, d) = self._extent(), other._extent()
+        return a < d and c < b
+
+    def _extent(self) -> tuple[int, int]:
+        first, count = self.lowest()
+        begin = self.pointer - first * self.dtype.itemsize
+        return begin, begin + count * self.dtype.itemsize
+
     def argument(self, start: int = 0) -> Any:
         """What a kernel is given: the address of an element, counted from the lowest in memory.
 
@@ -102,11 +117,7 @@ class DeviceArray:
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """The strides of an array in C order, in bytes."""
-    strides, step = [], itemsize
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
+    return dense_strides(shape, tuple(range(len(shape))), itemsize)
 
 
 # --- libraries --------------------------------------------------------------------------------
@@ -117,8 +128,10 @@ class Torch:
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        names = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
-                 "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")  # fmt: skip
+        names = (
+            "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
+            "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool",
+        )  # fmt: skip
         pairs = [(getattr(torch, n), _numpy_dtype(n)) for n in names if hasattr(torch, n)]
         self._to_numpy, self._from_numpy = dict(pairs), {d: t for t, d in pairs}
 
@@ -225,35 +238,20 @@ _simulator = Simulator()
 
 
 def _library(value: Any) -> Any:
-    """The library of a device array, or None."""
+    """The library of a device array."""
     module = type(value).__module__.partition(".")[0]
-    if module == "torch" or getattr(value, "is_cuda", None) is True:
-        return _torch(sys.modules["torch"]) if value.is_cuda else None
-    if module == "cupy" and hasattr(value, "__cuda_array_interface__"):
+    if getattr(value, "is_cuda", None) is True:
+        return _torch(sys.modules["torch"])
+    if module == "cupy":
         return _cupy(sys.modules["cupy"])
     if SIMULATED and type(value).__name__ == "FakeCUDAArray":
         return _simulator
-    if hasattr(value, "__cuda_array_interface__"):
-        return _interface
-    kind = getattr(value, "__dlpack_device__", None)
-    return _interface if kind is not None and kind()[0] in _CUDA_DEVICES else None
-
-
-#: What DLPack calls memory of CUDA devices, managed memory too.
-_CUDA_DEVICES = 2, 13
-
-
-def find(value: Any) -> DeviceArray | None:
-    """`value` described, if it is an array on a GPU."""
-    if type(value) is DeviceArray:
-        return value
-    library = _library(value)
-    return None if library is None else library.describe(value)
+    return _interface
 
 
 def device(value: Any) -> DeviceArray:
     """An array on a GPU, described."""
-    found = find(value)
-    if found is None:
-        raise TypeError(f"an array on a GPU is needed here, got {type(value).__name__}")
+    if type(value) is DeviceArray:
+        return value
+    found: DeviceArray = _library(value).describe(value)
     return found

@@ -7,8 +7,18 @@ from typing import Any
 from npquant.cuda.loops import Elementwise
 from npquant.cuda.reduce import Gradients
 from npquant.formulas import learnable as f
-from npquant.formulas.fake_quantize import fake_quantize_per_channel, fake_quantize_per_channel_wide
+from npquant.formulas.fake_quantize import (
+    fake_quantize_per_channel,
+    fake_quantize_per_channel_wide,
+    fake_quantize_per_tensor,
+    fake_quantize_per_tensor_wide,
+)
 
+fake_quantize_learnable_per_tensor = Elementwise(
+    f.learned_integer,
+    fake_quantize_per_tensor,
+    wide=Elementwise(f.learned_wide, fake_quantize_per_tensor_wide),
+)
 fake_quantize_learnable = Elementwise(
     f.learned,
     fake_quantize_per_channel,

@@ -238,7 +238,7 @@ class ElementwiseOfSeveral(Elementwise):
 
 
 @formula
-def _nothing(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+def nothing(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """The parameters of what has none."""
     return scale
 
@@ -253,7 +253,7 @@ def flat_map(element: Callable[..., Any], name: str) -> Callable[..., None]:
     def element_of(values: Any, p: Any, constants: Any, y: Any) -> Any:
         return (element(values, y[0]),)
 
-    kernel = Map(_nothing, element_of, name)
+    kernel = Map(nothing, element_of, name)
 
     def call(*arrays: Any) -> None:
         kernel(PER_TENSOR, arrays[:-1], 0, 0, (0,), ("int32", "int32", ("int32",)), arrays[-1:])

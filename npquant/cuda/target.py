@@ -25,12 +25,12 @@ def _aliases_of_old() -> Iterator[None]:
     """NumPy 2.5 has dropped a name that numba-cuda 0.30 asks for while it is imported."""
     missing = not hasattr(np, "row_stack")
     if missing:
-        np.row_stack = np.vstack  # type: ignore[attr-defined]
+        setattr(np, "row_stack", np.vstack)  # noqa: B010 (by name, as a checker knows it is gone)
     try:
         yield
     finally:
         if missing:
-            del np.row_stack  # type: ignore[attr-defined]
+            delattr(np, "row_stack")
 
 
 #: Whether kernels run as plain Python, a thread at a time (NUMBA_ENABLE_CUDASIM=1).
@@ -40,7 +40,8 @@ with _aliases_of_old():
     from numba import cuda
 
     if not SIMULATED:
-        import numba.cuda.np.arrayobj
+        import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
+        from cuda.bindings import driver
         from cuda.core import LaunchConfig, Stream, launch
         from numba.cuda import dispatcher, libdevice
         from numba.cuda.compiler import compile_cuda, kernel_fixup
@@ -215,4 +216,4 @@ __all__ = [
     "pointer",
 ]
 if not SIMULATED:
-    __all__ += ["intrinsic", "libdevice", "overload", "register_model"]
+    __all__ += ["driver", "intrinsic", "libdevice", "overload", "register_model"]

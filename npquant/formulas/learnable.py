@@ -19,6 +19,23 @@ def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
 
 
 @formula
+def nearest_inside(zero_point: Any, lo: Any, hi: Any) -> Any:
+    """The same where it must be a code: a bound may be rounded to a float32 outside of the range.
+
+    Then the zero point steps back into it.
+    """
+    z = nearest(zero_point, lo, hi)
+    return z * STEP_BACK if z > hi or z < lo else z
+
+
+@formula
+def learned_integer(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the learnable forward per tensor, where PyTorch's zero point is an integer."""
+    lo, hi, _ = constants
+    return affine(x, scale, nearest_inside(zero_point, lo, hi), constants, y)
+
+
+@formula
 def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward."""
     lo, hi, _ = constants
@@ -27,14 +44,9 @@ def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
 
 @formula
 def learned_wide(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the learnable forward with wide codes.
-
-    A bound may be rounded to a float32 outside of the range: the zero point steps back into it.
-    """
+    """Parameters of the learnable forward with wide codes."""
     lo, hi, _ = constants
-    z = nearest(zero_point, lo, hi)
-    if z > hi or z < lo:
-        z = z * STEP_BACK
+    z = nearest_inside(zero_point, lo, hi)
     return affine_wide(x, scale, z, constants, y)
 
 

@@ -102,7 +102,7 @@ def fake_quantize_per_tensor_affine(
     array([-9.,  0.,  0.,  2.,  6., -9.], dtype=float32)
     """
     x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
+    numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
     y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
     _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y)
     return y
@@ -191,7 +191,7 @@ def fake_quantize_per_tensor_affine_cachemask(
     array([False,  True,  True, False])
     """
     x = checks.floats(input)
-    numbers = checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
+    numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
     _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, mask)
     return y, mask
@@ -287,8 +287,11 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     """
     x = checks.floats(input)
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    s = checks.scale_float32(scale, kind=type(x))
-    z = checks.truncated_int32(zero_point, "zero_point", type(x))
+    if checks.any_on_device(x, scale, zero_point):
+        s, z = _device_qparams(x, scale, zero_point)
+    else:
+        s = checks.scale_float32(scale, kind=type(x))
+        z = checks.truncated_int32(zero_point, "zero_point", type(x))
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     divide = checks.divides(rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
@@ -874,11 +877,30 @@ def _per_tensor(x: Array, divide: bool) -> Any:
     return lib.fake_quantize_per_tensor_by_division if divide else lib.fake_quantize_per_tensor
 
 
+def _numbers(
+    x: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, rounding: Any
+) -> tuple[Any, ...]:
+    """The arguments of aten's per-tensor ops."""
+    if not checks.any_on_device(x, scale, zero_point):
+        return checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
+    checks.divides(rounding)
+    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    code = checks.precision(x.dtype, lo, hi)
+    return *_device_qparams(x, scale, zero_point), (lo, hi, 0), ("float32", code, code)
+
+
+def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
+    """A float32 scale and an int32 zero point in arrays on a GPU, or one of them a number."""
+    s, z = checks.device_qparams(scale, zero_point, x)
+    s = s if type(s) is float else checks.cast(s, dtypes.float32)
+    return s, z if type(z) is int else checks.cast(z, dtypes.int32)
+
+
 def run_per_tensor(
-    x: Array, s: float, z: int, lo: int, hi: int, y: Array, mask: Array | None, divide: bool = False
+    x: Array, s: Any, z: Any, lo: int, hi: int, y: Array, mask: Array | None, divide: bool = False
 ) -> Array:
     """The kernel of one scale, on checked arguments."""
-    code = checks.precision(x.dtype, lo, hi, z)
+    code = checks.precision(x.dtype, lo, hi, z if type(z) is int else 0)
     kernel = _per_tensor(x, divide)
     kernel(layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
     return y

@@ -18,6 +18,8 @@ from npquant.ops.quantize import group_shapes, token_shapes
 
 Shapes = tuple[tuple[int, ...], ...]
 #: What `zero_point_rounding` may be.
+#: The shapes that the qparams of one tensor may have.
+_ONE: Shapes = ((1,), ())
 ROUNDINGS = ("pytorch", "nearest")
 
 
@@ -98,11 +100,18 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input)
-    s = checks.single_number(scale, "scale", type(x))
-    z = checks.single_number(zero_point, "zero_point", type(x))
-    numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype, type(x))
+    if checks.any_on_device(x, scale, zero_point):
+        s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
+        lo, hi = checks.bounds(quant_min, quant_max, type(x))
+        checks.finite(grad_factor, "grad_factor", type(x))
+        code = checks.precision(x.dtype, lo, hi)
+        numbers: tuple[Any, ...] = s, z, (lo, hi, 0), ("float32", "float32", code)
+    else:
+        s = checks.single_number(scale, "scale", type(x))
+        z = checks.single_number(zero_point, "zero_point", type(x))
+        numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype, type(x))
     y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
-    backend.of(x).fake_quantize_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+    backend.of(x).fake_quantize_learnable_per_tensor(layout.PER_TENSOR, x, *numbers, y)
     return y
 
 
@@ -210,8 +219,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     """
     x = checks.floats(input)
     one = Granularity(1, x.size, None)
-    shapes: Shapes = ((1,), ())
-    return _backward(grad, x, scale, zero_point, one, shapes, quant_min, quant_max, grad_factor,
+    return _backward(grad, x, scale, zero_point, one, _ONE, quant_min, quant_max, grad_factor,
                      zero_point_rounding, "learnable_gradients_per_tensor")  # fmt: skip
 
 
@@ -842,12 +850,10 @@ def _backward(
     if isinstance(x, ArraySpec):
         return y, *(ArraySpec(p.shape, p.dtype) for p in given)
     if x.size == 0:
-        return y, *(np.zeros(p.shape, p.dtype) for p in given)
+        return y, *(checks.full(x, p.shape, p.dtype, 0) for p in given)
     code = checks.precision(x.dtype, lo, hi)
-    sums = [np.empty(p.size, p.dtype if p.dtype in _SUMS else dtypes.float64) for p in given]
-    getattr(backend.of(x), kernel)(granularity, g, x, s, z, (lo, hi, factor), code, y, *sums)
-    slope, shift = (
-        dtypes.round_once(total, p.dtype).reshape(p.shape)
-        for total, p in zip(sums, given, strict=True)
-    )
+    sums = [checks.new(x, p.shape, p.dtype if p.dtype in _SUMS else dtypes.float64) for p in given]
+    kernel_ = getattr(backend.of(x), kernel)
+    kernel_(granularity, g, x, s, z, (lo, hi, factor), code, y, *map(checks.flat, sums))
+    slope, shift = (checks.rounded_once(v, p.dtype) for v, p in zip(sums, given, strict=True))
     return y, slope, shift

@@ -118,9 +118,14 @@ def quantize_per_tensor(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    numbers = checks.quantizing(
-        scale, zero_point, quant_min, quant_max, x.dtype, target, type(x), rounding
-    )
+    if checks.any_on_device(x, scale, zero_point):
+        numbers = _quantizing_on_device(
+            x, scale, zero_point, quant_min, quant_max, target, rounding
+        )
+    else:
+        numbers = checks.quantizing(
+            scale, zero_point, quant_min, quant_max, x.dtype, target, type(x), rounding
+        )
     y = checks.output(out, x, target, scale=scale, zero_point=zero_point)
     lib = backend.of(x)
     kernel = lib.quantize_per_tensor if rounding == "reciprocal" else _by_division(lib, target)
@@ -208,7 +213,12 @@ def dequantize_per_tensor(
     """
     q = checks.codes(input, dtype)
     result = _output_dtype(out_dtype, "out_dtype")
-    numbers = checks.dequantizing(scale, zero_point, quant_min, quant_max, q.dtype, result, type(q))
+    if checks.any_on_device(q, scale, zero_point):
+        numbers = _dequantizing_on_device(q, scale, zero_point, quant_min, quant_max, result)
+    else:
+        numbers = checks.dequantizing(
+            scale, zero_point, quant_min, quant_max, q.dtype, result, type(q)
+        )
     y = checks.output(out, q, result, scale=scale, zero_point=zero_point)
     backend.of(q).dequantize(layout.PER_TENSOR, q, *numbers, y)
     return y
@@ -822,6 +832,36 @@ def group_shapes(x: Array, group_size: int) -> tuple[tuple[int, ...], ...]:
     return grouped, (prod(grouped),)
 
 
+def _quantizing_on_device(
+    x: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, target: dtypes.DType,
+    rounding: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """As `checks.quantizing`, of qparams in arrays on a GPU, whose values stay there."""
+    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
+    divide, number = checks.divides(rounding), dtypes.compute(x.dtype)
+    s, z = checks.device_qparams(scale, zero_point, x)
+    if type(s) is float:
+        s = s if divide else 1.0 / s
+    elif divide:
+        s = checks.cast(s, number)
+    else:
+        s, given = x.new((1,), number), s
+        backend.of(x).inverse(given, s)
+    kinds = number.name, number.name, checks.code(x.dtype, target)
+    return s, z, checks.constants(lo, hi, target), kinds
+
+
+def _dequantizing_on_device(
+    q: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, result: dtypes.DType
+) -> tuple[Any, ...]:
+    """As `checks.dequantizing`, of qparams in arrays on a GPU."""
+    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
+    s, z = checks.device_qparams(scale, zero_point, q)
+    number = dtypes.compute(result)
+    s = s if type(s) is float else checks.cast(s, number)
+    return s, z, (0, 0, 0), (number.name, "float64", "float32")
+
+
 def _output_dtype(dtype: Any, name: str) -> dtypes.DType:
     return dtypes.float32 if dtype is None else dtypes.floating(dtype, name)
 
@@ -833,7 +873,7 @@ def _at_least(s: Array, x: Array) -> Array:
 
 def _zero_points_or_none(zero_points: Any, shapes: tuple[tuple[int, ...], ...], q: Array) -> Array:
     if zero_points is None:
-        return np.zeros(prod(shapes[-1]), np.int32)
+        return 0 if checks.on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
     return checks.zero_points(zero_points, "zero_points", shapes, q)
 
 
@@ -864,7 +904,17 @@ def _dequantize_promoted(
     granularity: layout.Granularity, q: Array, s: Array, z: Array, y: Array
 ) -> None:
     """Bring scales and zero points to the precision that PyTorch's promotion gives."""
-    if type(z) is np.ndarray:
+    kind = "float32"
+    if checks.on_device(q):
+        # Integers stay integers, of which the difference is exact; nobody looks how large they are.
+        if q.dtype in dtypes.FLOAT8:
+            if type(z) is not int and z.dtype.kind == "i":
+                z = checks.cast(z, dtypes.float32)
+        else:
+            kind = "int32"
+        if type(z) is not int and z.dtype in dtypes.FLOATS:
+            s = checks.cast(s, dtypes.promote(s.dtype, z.dtype))
+    elif type(z) is np.ndarray:
         fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":
             # float32 holds the difference exactly, unless a zero point or a code is too large.
@@ -873,5 +923,5 @@ def _dequantize_promoted(
         if fractional and type(s) is np.ndarray:
             s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
     backend.of(q).dequantize_promoted(
-        granularity, q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y
+        granularity, q, s, z, (0, 0, 0), ("float32", kind, "float32"), y
     )

@@ -1,0 +1,99 @@
+"""Between the host and the device, for those who have no other library to do it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant import checks
+from npquant.cuda import target
+from npquant.cuda.arrays import Interface, Simulator, device
+from npquant.cuda.walk import packed
+
+_library = Simulator() if target.SIMULATED else Interface()
+
+
+def to_device(array: np.ndarray[Any, Any]) -> Any:
+    """Copy an array to the current GPU.
+
+    Parameters
+    ----------
+    array : ndarray
+        Array of any shape and of any dtype of npquant.
+
+    Returns
+    -------
+    device array
+        Numba's device array, of the same shape and dtype, in C order.
+
+    Raises
+    ------
+    TypeError
+        If `array` is no NumPy array.
+
+    See Also
+    --------
+    to_host : Copy an array from a GPU.
+
+    Notes
+    -----
+    The copy is complete when the function returns.
+    """
+    x = checks.array(array, "array")
+    if type(x) is not np.ndarray:
+        raise TypeError(f"array must be a NumPy array, got {type(array).__name__}")
+    x = np.ascontiguousarray(x).reshape(x.shape)
+    y = _library.empty(None, x.shape, x.dtype, x.strides)
+    if target.SIMULATED:
+        y._ary[...] = x
+    elif x.size:
+        _done(target.driver.cuMemcpyHtoD(device(y).pointer, x.ctypes.data, x.nbytes))
+    return y
+
+
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """Copy an array from a GPU, of any library that npquant takes arrays from.
+
+    Parameters
+    ----------
+    array : device array
+        Array of any shape.
+
+    Returns
+    -------
+    ndarray
+        NumPy array of the same shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        If `array` is no array on a GPU.
+
+    See Also
+    --------
+    to_device : Copy an array to a GPU.
+
+    Notes
+    -----
+    Waits for what the array's stream has still to do.
+    """
+    if not checks.on_device(array):
+        raise TypeError(f"array must be an array on a GPU, got {type(array).__name__}")
+    x = packed(device(array))
+    y = np.empty(x.shape, x.dtype)
+    if not x.size:
+        return y
+    if target.SIMULATED:
+        y.reshape(-1)[...] = x.argument()
+    else:
+        stream = x.stream()
+        _done(target.driver.cuMemcpyDtoHAsync(y.ctypes.data, x.pointer, y.nbytes, stream))
+        _done(target.driver.cuStreamSynchronize(stream))
+    return y
+
+
+def _done(result: Any) -> None:
+    """Raise what the driver says went wrong."""
+    if int(result[0]):
+        raise RuntimeError(f"CUDA: {result[0].name}")
