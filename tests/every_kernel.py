@@ -74,11 +74,15 @@ def otherwise(name):
 def op(name, dtype=np.float32, lay=lambda x: x):
     """Call an op in all ways, on floating data of this dtype that is laid out by `lay`."""
     for kwargs in otherwise(name):
-        for key in DATA:
-            if key in kwargs:
-                x = kwargs[key]
-                kwargs[key] = lay(x.astype(dtype) if x.dtype == np.float32 else x)
-        results(name, kwargs)
+        results(name, {k: lay(as_dtype(k, v, dtype)) if k in DATA else v for k, v in kwargs.items()})
+
+
+def as_dtype(key, x, dtype):
+    """Floating data in this dtype; the V of two-byte weights is a float32."""
+    if x.dtype != np.float32 or (key == "V" and np.dtype(dtype).itemsize == 2):
+        return x
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
 
 
 def observer(kind):

@@ -69,7 +69,7 @@ class Memory:
     def download(self, a):
         """What a device array holds."""
         if isinstance(a.library, Memory):
-            raw, base = self._bytes(a.owner)
+            raw, base = self.bytes_of(a.owner)
             return np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides).copy()
         return np.asarray(a.owner.copy_to_host())
 
@@ -93,7 +93,8 @@ class Memory:
         owner[...] = data
         return owner, room.ctypes.data + start
 
-    def _bytes(self, owner):
+    def bytes_of(self, owner):
+        """The bytes of what `_held` has made, and their address."""
         if self.real:
             return owner.copy_to_host(), owner.__cuda_array_interface__["data"][0]
         return owner, owner.ctypes.data
@@ -201,3 +202,28 @@ class Noted:
             return call(*args, **kwargs)
 
         return named
+
+
+# --- arrays as a library gives them ---------------------------------------------------------------
+
+
+class _Given:
+    """An array on a GPU as any library shows it."""
+
+    def __init__(self, a):
+        self.held, self.dtype = a.owner, a.dtype
+        self.__cuda_array_interface__ = {
+            "shape": a.shape, "strides": a.strides, "data": (a.pointer, False), "version": 3,
+            "typestr": a.dtype.str,
+        }  # fmt: skip
+
+
+def given(x):
+    """A copy of an array on the device that lies as `x` does, of a type that ops take."""
+    a = MEMORY.upload(x)
+    if not SIMULATED:
+        return _Given(a)
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    raw, base = MEMORY.bytes_of(a.owner)
+    return FakeCUDAArray(np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides))
