@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks, cpu
+from npquant import backend, checks
+from npquant.arithmetic import copy, full_like, is_array, kind
 from npquant.dtypes import float32, float64
 from npquant.errors import show
 
@@ -37,7 +38,7 @@ class _Optimizer:
             raise ValueError("parameters must not be empty")
         values = [self._value(i) for i in range(len(self.parameters))]
         for i, v in enumerate(values):
-            if any(np.may_share_memory(v, other) for other in values[:i]):
+            if any(checks.overlap(v, other) for other in values[:i]):
                 raise ValueError(f"parameters must lie apart, parameters[{i}] overlaps another")
         self._state: list[dict[str, Any]] = [{} for _ in values]
 
@@ -72,7 +73,7 @@ class _Optimizer:
         for i, gradient in enumerate(given):
             if gradient is not None:
                 value = self._value(i)
-                if any((a.shape, a.dtype) != (value.shape, value.dtype) for a in self._buffers(i)):
+                if any(kind(a) != (value.shape, value.dtype) for a in self._buffers(i)):
                     raise ValueError(
                         f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
                     )
@@ -87,15 +88,16 @@ class _Optimizer:
         """The array of a parameter, fit to be updated."""
         name = f"parameters[{i}]"
         given = self.parameters[i]
-        value = given if isinstance(given, np.ndarray) else getattr(given, "value", None)
-        if not isinstance(value, np.ndarray):
+        value = given if is_array(given) else getattr(given, "value", None)
+        if not is_array(value):
             raise TypeError(
                 f"{name} must be a NumPy array or have one as its value, got {show(given)}"
             )
         found: Array = checks.array(value, name)
         if found.dtype not in _PRECISIONS:
             raise TypeError(f"{name} must have a dtype among float32, float64, got {found.dtype}")
-        checks.writeable(found, name)
+        if isinstance(found, np.ndarray):
+            checks.writeable(found, name)
         return found
 
     def _buffers(self, i: int) -> list[Array]:
@@ -161,7 +163,7 @@ class _Optimizer:
             if found[key] < 1:
                 raise ValueError(f"{name}[{key!r}] must be at least 1, got {found[key]}")
         for key in self._arrays:
-            found[key] = checks.same(parts[key], f"{name}[{key!r}]", value).copy()
+            found[key] = copy(checks.same(parts[key], f"{name}[{key!r}]", value))
         return found
 
     def _keys(self) -> tuple[str, ...]:
@@ -235,13 +237,15 @@ class SGD(_Optimizer):
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         if self.momentum == 0:
-            kernel = cpu.sgd_decayed if self.weight_decay else cpu.sgd
+            lib = backend.of(value)
+            kernel = lib.sgd_decayed if self.weight_decay else lib.sgd
             kernel(gradient, (value,), (self.lr, self.weight_decay))
             return
         if not state:
             # -0.0 is what every gradient can be added to without a change, 0.0 included.
-            state["momentum_buffer"] = np.full_like(value, -0.0)
-        update = cpu.sgd_momentum_decayed if self.weight_decay else cpu.sgd_momentum
+            state["momentum_buffer"] = full_like(value, -0.0)
+        lib = backend.of(value)
+        update = lib.sgd_momentum_decayed if self.weight_decay else lib.sgd_momentum
         arrays = value, state["momentum_buffer"]
         update(gradient, arrays, (self.lr, self.weight_decay, self.momentum))
 
@@ -324,13 +328,15 @@ class Adam(_Optimizer):
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         if not state:
-            state.update(step=0, exp_avg=np.zeros_like(value), exp_avg_sq=np.zeros_like(value))
+            state.update(step=0, exp_avg=full_like(value, 0), exp_avg_sq=full_like(value, 0))
         state["step"] += 1
         beta1, beta2 = self.betas
         step = -(self.lr / (1 - beta1 ** state["step"]))
         root = (1 - beta2 ** state["step"]) ** 0.5
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
-        cpu.adam(gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps))
+        backend.of(value).adam(
+            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)
+        )
 
 
 def _betas(betas: Any) -> tuple[float, float]:
@@ -353,4 +359,4 @@ def _part(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _copied(entry: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in entry.items()}
+    return {k: copy(v) if is_array(v) else v for k, v in entry.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from npquant import checks
+from npquant.arithmetic import add, copy, full_like, is_array, kind
 from npquant.autograd.rules import RULES, Rule
 from npquant.errors import show
 
@@ -342,18 +344,23 @@ class Tape:
             raise ValueError(_REFUSALS[self._state])
         wanted = list(sources) if isinstance(sources, (list, tuple)) else [sources]
         for source in wanted:
-            if not isinstance(source, (np.ndarray, Parameter)):
+            if not (isinstance(source, Parameter) or is_array(source)):
                 raise TypeError(f"sources must be arrays and Parameters, got {show(source)}")
-        if not isinstance(target, np.ndarray):
+        if not is_array(target):
             raise TypeError(f"target must be a NumPy array, got {show(target)}")
         if id(target) not in self._variables:
             raise ValueError(
                 f"target must be a result that this tape traced to a Parameter or a watched array, "
                 f"got {show(target)} that it does not know"
             )
-        if grad is None and target.size != 1:
-            raise ValueError(f"grad must be given for a target of shape {target.shape}")
-        first = np.ones_like(target) if grad is None else checks.same(grad, "grad", target)
+        shape, _ = kind(target)
+        if grad is None:
+            if math.prod(shape) != 1:
+                raise ValueError(f"grad must be given for a target of shape {shape}")
+            first = full_like(target, 1)
+        else:
+            given = checks.same(grad, "grad", checks.array(target, "target"))
+            first = given if isinstance(given, np.ndarray) else grad
 
         ends = {id(source) for source in wanted}
         leading = self._leading(ends)
@@ -392,7 +399,7 @@ class Tape:
         for k, part in zip(inputs, parts, strict=True):
             if k in leading and part is not None and k is not None:
                 # NumPy's arithmetic makes scalars of arrays without axes.
-                grads[k] = np.asarray(grads[k] + part if k in grads else part)
+                grads[k] = add(grads[k], part) if k in grads else _array(part)
 
     def _key(self, source: Any) -> int | None:
         """The identity of what is traced; None for anything else."""
@@ -499,14 +506,13 @@ def _values(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _array_of_floats(value: Any, name: str, other: str = "") -> None:
-    if not isinstance(value, np.ndarray):
+    if not is_array(value):
         raise TypeError(f"{name} must be a NumPy array{other}, got {show(value)}")
     checks.floats(value, name)
 
 
 def _kind(source: Any) -> tuple[tuple[int, ...], Any]:
-    value = source.value if isinstance(source, Parameter) else source
-    return value.shape, value.dtype
+    return kind(source.value if isinstance(source, Parameter) else source)
 
 
 def _checked(
@@ -520,24 +526,29 @@ def _checked(
             raise TypeError(f"backward must return a tuple of gradients, got {show(parts)}")
         if len(parts) != len(kinds):
             raise ValueError(f"backward must return {len(kinds)} gradients, got {len(parts)}")
-        for i, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
-            if part is None or kind is None:
+        for i, (part, wanted) in enumerate(zip(parts, kinds, strict=True)):
+            if part is None or wanted is None:
                 continue
             name = f"gradient {i} of backward"
-            if not isinstance(part, (np.ndarray, np.generic)):
+            if not (is_array(part) or isinstance(part, np.generic)):
                 raise TypeError(f"{name} must be a NumPy array or None, got {show(part)}")
-            if part.dtype != kind[1]:
-                raise TypeError(f"{name} must have the dtype {kind[1]}, got {part.dtype}")
-            if part.shape != kind[0]:
-                raise ValueError(f"{name} must have the shape {kind[0]}, got {part.shape}")
+            shape, dtype = kind(part)
+            if dtype != wanted[1]:
+                raise TypeError(f"{name} must have the dtype {wanted[1]}, got {dtype}")
+            if shape != wanted[0]:
+                raise ValueError(f"{name} must have the shape {wanted[0]}, got {shape}")
         return parts
 
     return checked
 
 
+def _array(part: Any) -> Array:
+    return np.asarray(part) if isinstance(part, np.generic) else part
+
+
 def _own(grad: Array | None, taken: set[int]) -> Array | None:
     """`grad` as an array that shares its memory with no other that is returned."""
-    if grad is not None and (id(grad) in taken or grad.base is not None):
-        return grad.copy()
+    if grad is not None and (id(grad) in taken or getattr(grad, "base", None) is not None):
+        return copy(grad)
     taken.add(id(grad))
     return grad

@@ -154,6 +154,13 @@ def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
     return out  # itself, though it be a memory map
 
 
+def overlap(a: Array, b: Array) -> bool:
+    """Whether two arrays that were checked may share memory."""
+    if type(a) is not type(b) or type(a) is ArraySpec:
+        return False
+    return np.may_share_memory(a, b) if type(a) is np.ndarray else a.overlaps(b)
+
+
 def writeable(y: np.ndarray[Any, Any], name: str) -> None:
     """Refuse an array that cannot be written to, or whose elements are one and the same."""
     if y.flags.carray:
@@ -177,7 +184,7 @@ def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
     if type(y) is np.ndarray:
         y.fill(value)
     elif type(y) is not ArraySpec:
-        from npquant.cuda.convert import fill
+        from npquant.cuda.arithmetic import fill
 
         fill(y, value)
     return y

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cuda.loops import Map, flat_map, nothing
+from npquant.cuda.loops import flat_map
 from npquant.formulas.base import formula
-from npquant.layout import PER_TENSOR
 from npquant.primitives import converted, item, like, widen
 
 
@@ -28,16 +27,3 @@ def _inverse(x: Any, y: Any) -> Any:
 
 #: scale -> its reciprocal, divided in float64: what the host does to one that is a number.
 inverse = flat_map(_inverse, "inverse")
-
-
-@formula
-def _filled(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    return (like(constants[0], item(y[0])),)
-
-
-_fill = Map(nothing, _filled, "fill")
-
-
-def fill(y: Any, value: float) -> None:
-    """Write one value to all of `y`."""
-    _fill(PER_TENSOR, (y,), 0, 0, (value,), ("int32", "int32", ("float64",)), (y,))

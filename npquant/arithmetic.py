@@ -1,0 +1,108 @@
+"""The little arithmetic that modules, the tape and the optimizers do on arrays themselves.
+
+On NumPy's by NumPy, on arrays on a GPU by kernels: the result is of the kind of the first argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant import checks
+from npquant.dtypes import DType
+
+Array = Any
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array of NumPy or on a GPU."""
+    return isinstance(value, np.ndarray) or checks.on_device(value)
+
+
+def kind(value: Array) -> tuple[tuple[int, ...], DType]:
+    """Shape and dtype."""
+    a = checks.array(value, "value")
+    return a.shape, a.dtype
+
+
+def full(like: Array, shape: tuple[int, ...], dtype: Any, value: float) -> Array:
+    """An array of one value, where `like` lies."""
+    return checks.full(checks.array(like, "like"), shape, np.dtype(dtype), value)
+
+
+def full_like(a: Array, value: float) -> Array:
+    """An array of the shape and dtype of `a` that holds one value."""
+    return full(a, *kind(a), value)
+
+
+def copy(a: Array) -> Array:
+    """A copy of its own."""
+    if isinstance(a, np.ndarray):
+        return a.copy()
+    from npquant.cuda.walk import copy as copy_strided
+
+    x = checks.array(a, "a")
+    y = x.new_alike(x.dtype)
+    copy_strided(x, y)
+    return y.owner
+
+
+def add(a: Array, b: Array) -> Array:
+    """a + b, of one shape."""
+    if isinstance(a, (np.ndarray, np.generic)):
+        return np.asarray(a + b)
+    return _by_kernel("add", a, b)
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """The larger of two, element by element; NaN if either is. `b` may be a number."""
+    if isinstance(a, np.ndarray):
+        return np.asarray(np.maximum(a, b))
+    if isinstance(b, (int, float)):
+        return _by_kernel("maximum_number", a, number=float(b))
+    return _by_kernel("maximum", a, b)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """The smaller of two, element by element; NaN if either is."""
+    return (
+        np.asarray(np.minimum(a, b)) if isinstance(a, np.ndarray) else _by_kernel("minimum", a, b)
+    )
+
+
+def without_negative_zero(a: Array) -> Array:
+    """a + 0: -0.0 becomes 0.0."""
+    if isinstance(a, np.ndarray):
+        return a + a.dtype.type(0)
+    return _by_kernel("add_number", a, number=0.0)
+
+
+def astype(a: Array, dtype: Any) -> Array:
+    """`a` in another dtype, a new array unless it has it already."""
+    if isinstance(a, np.ndarray):
+        return a.astype(dtype, copy=False)
+    return checks.cast(checks.array(a, "a"), np.dtype(dtype)).owner
+
+
+def reshape(a: Array, shape: tuple[int, ...]) -> Array:
+    """`a` in another shape of as many elements."""
+    if isinstance(a, np.ndarray):
+        return a.reshape(shape)
+    if kind(a)[0] == shape:
+        return a
+    from npquant.cuda.walk import copy as copy_strided
+
+    x = checks.flat(a)
+    y = x.new(shape, x.dtype)
+    copy_strided(x, y.viewed(x.shape))
+    return y.owner
+
+
+def _by_kernel(name: str, *arrays: Array, number: float | None = None) -> Array:
+    from npquant.cuda import arithmetic
+
+    x = [checks.array(a, "a") for a in arrays]
+    y = x[0].new_alike(x[0].dtype)
+    getattr(arithmetic, name)(*x, *(() if number is None else (number,)), y)
+    return y.owner
