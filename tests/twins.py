@@ -58,17 +58,20 @@ class Memory:
 
     def upload(self, x):
         """A copy on the device that lies as `x` does, and is aligned to 16 bytes as `x` is."""
-        low, high = np.lib.array_utils.byte_bounds(x)
+        low, high = np.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
         start = low % 16
         held = np.full(start + high - low, GARBAGE, np.uint8)
-        offset = start + x.ctypes.data - low
-        np.ndarray(x.shape, x.dtype, held, offset, x.strides)[...] = x
+        offset = start + x.ctypes.data - low if x.size else 0
+        if x.size:
+            np.ndarray(x.shape, x.dtype, held, offset, x.strides)[...] = x
         owner, address = self._held(held)
         return DeviceArray(owner, self, address + offset, x.shape, x.dtype, x.strides)
 
     def download(self, a):
         """What a device array holds."""
         if isinstance(a.library, Memory):
+            if not a.size:
+                return np.empty(a.shape, a.dtype)
             raw, base = self.bytes_of(a.owner)
             return np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides).copy()
         return np.asarray(a.owner.copy_to_host())
@@ -225,5 +228,7 @@ def given(x):
         return _Given(a)
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
+    if not a.size:
+        return FakeCUDAArray(np.empty(a.shape, a.dtype))
     raw, base = MEMORY.bytes_of(a.owner)
     return FakeCUDAArray(np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides))
