@@ -1,5 +1,6 @@
-"""Settings of the test run: the peers are tested where they are installed."""
+"""Settings of the test run: peers and CUDA are tested where they are installed."""
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,17 +12,52 @@ settings.load_profile("npquant")
 #: What tests/peers imports. The extra `peers` installs them; .ci/run fails if one is missing.
 PEERS = ("torch", "onnx", "onnxruntime")
 
+#: What tests/cuda and test_cuda*.py import: the extra `test-cuda`, that .ci/run asks for as well.
+CUDA = ("numba_cuda",)
+
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave tests/peers alone where a peer is missing; the report's header says so."""
-    return True if collection_path.name == "peers" and _missing() else None
+    """Leave alone the tests of what is missing here; the report's header says what."""
+    name, folder = collection_path.name, collection_path.parent.name
+    if name == "peers":
+        left = bool(_missing(PEERS))
+    elif name == "cuda" and folder == "tests":
+        left = _cuda_runs() == "nowhere"
+    elif folder == "cuda":
+        left = name == "test_on_gpu.py" and _cuda_runs() != "on a GPU"
+    else:
+        # In the simulator nothing is compiled.
+        left = name.startswith("test_cuda") and _cuda_runs() in ("", "in the simulator")
+    return left or None
 
 
-def pytest_report_header() -> str:
-    """Say whether the peers are there."""
-    missing = ", ".join(_missing())
-    return f"peers: {'not tested, missing ' + missing if missing else 'tested'}"
+def pytest_report_header() -> list[str]:
+    """Say whether the peers are there, and where CUDA kernels run."""
+    peers, numba_cuda = (", ".join(_missing(names)) for names in (PEERS, CUDA))
+    return [
+        f"peers: {'not tested, missing ' + peers if peers else 'tested'}",
+        f"cuda: {'not tested, missing ' + numba_cuda if numba_cuda else _HEADER[_cuda_runs()]}",
+    ]
 
 
-def _missing() -> list[str]:
-    return [name for name in PEERS if find_spec(name) is None]
+_HEADER = {
+    "on a GPU": "tested on a GPU, compiled, and in the simulator",
+    "in the simulator": "tested in the simulator",
+    "nowhere": "tested compiled, and in the simulator",
+}
+
+
+@cache
+def _cuda_runs() -> str:
+    """Where this process runs CUDA kernels; an empty word if it cannot even compile them."""
+    if _missing(CUDA):
+        return ""
+    from npquant.cuda.target import SIMULATED, cuda
+
+    if SIMULATED:
+        return "in the simulator"
+    return "on a GPU" if cuda.is_available() else "nowhere"
+
+
+def _missing(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if find_spec(name) is None]

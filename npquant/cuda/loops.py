@@ -34,19 +34,21 @@ _count = np.uint32  # Numba makes 64 bits of a sum of two of 32
 def _walk(
     parameters: Callable[..., Any], element: Callable[..., Any], width: int, count: int
 ) -> Callable[..., None]:
-    """What a thread does: `count` vectors of `width` elements.
+    """What a thread does, by the numbers of its block and in it: `count` vectors of `width`.
 
-    `parameters` and `element` are those of a formula, with tuples of arrays for x and y.
+    `parameters` and `element` are those of a formula, with tuples of arrays for x and y. It is also
+    compiled for the CPU, by a test.
     """
     step, last = width * THREADS, width * THREADS * (count - 1) + width
     load, scratch, store = vectors(width, count)[2:]
 
-    def kernel(
-        n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any, scale: Any,
-        zero_point: Any, constants: Any, y: Any,
+    @formula
+    def walk(
+        block: Any, thread: Any, n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any,
+        scale: Any, zero_point: Any, constants: Any, y: Any,
     ) -> None:  # fmt: skip
-        i = _count(_count(cuda.blockIdx.x) * _count(step * count))
-        i = _count(i + _count(cuda.threadIdx.x) * _count(width))
+        i = _count(_count(block) * _count(step * count))
+        i = _count(i + _count(thread) * _count(width))
         if _count(i + _count(last)) <= n:
             values, room = load(x, i, _count(step)), scratch(y)
             for u in range(count):
@@ -73,7 +75,7 @@ def _walk(
                     p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                     put(y, e, element(each(x, e), p, constants, y))
 
-    return kernel
+    return walk
 
 
 class Map:
@@ -127,7 +129,15 @@ class Map:
         self, inputs: Any, qparams: Any, constants: Any, outputs: Any, width: int, count: int
     ) -> tuple[Callable[..., None], Types]:
         scale, zero_point = (NUMBERS[k] if isinstance(k, str) else pointer(k) for k in qparams)
-        kernel = _walk(self._parameters, self._element, width, count)
+        walk = _walk(self._parameters, self._element, width, count)
+
+        def kernel(
+            n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any, scale: Any,
+            zero_point: Any, constants: Any, y: Any,
+        ) -> None:  # fmt: skip
+            block, thread = cuda.blockIdx.x, cuda.threadIdx.x
+            walk(block, thread, n, skip, first, channels, inner, x, scale, zero_point, constants, y)
+
         return kernel, (
             *[types.uint32] * 5, types.Tuple(list(map(pointer, inputs))), scale, zero_point,
             types.Tuple([NUMBERS[k] for k in constants]), types.Tuple(list(map(pointer, outputs))),

@@ -59,8 +59,9 @@ Key = tuple[Hashable, ...]
 
 
 def pointer(dtype: Any) -> types.Type:
-    """The type of an array to a kernel."""
-    return types.CPointer(TYPES[np.dtype(dtype)])
+    """The type of an array to a kernel; a bool is a byte, as it is in memory."""
+    dtype = np.dtype(dtype)
+    return types.CPointer(types.uint8 if dtype == np.bool_ else TYPES[dtype])
 
 
 class Kernel:

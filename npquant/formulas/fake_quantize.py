@@ -79,7 +79,7 @@ def fake_quantize_float_zero_point(x: Any, p: Any, constants: Any, y: Any) -> An
     x = widen(x)
     # + 0 makes -0.0, which a code is not, 0.0
     t = rint(np.float32(fma(x, like(inverse, x), like(zero_point, x)))) + np.float32(0)
-    q = clamp_number(t, lo, hi)
+    q = clamp_number(like(t, lo), lo, hi)
     return (q - widen(zero_point)) * like(scale, lo), (lo <= t) & (t <= hi)
 
 
@@ -90,7 +90,7 @@ def fake_quantize_half_zero_point(x: Any, p: Any, constants: Any, y: Any) -> Any
     lo, hi, _ = constants
     x = widen(x)
     t = rint(np.float32(x * inverse + widen(zero_point))) + np.float32(0)
-    q = clamp_number(t, lo, hi)
+    q = clamp_number(like(t, lo), lo, hi)
     return (q - widen(zero_point)) * like(scale, lo), (lo <= t) & (t <= hi)
 
 

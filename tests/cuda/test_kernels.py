@@ -1,0 +1,49 @@
+"""Every kernel of the CPU beside its CUDA twin: the same arguments, every bit, in place too."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import every_kernel
+from every_kernel import EVERYTHING, OPTIMIZERS
+from calls import CALLS
+from test_layouts import LAYOUTS
+from twins import Both, install
+
+SOME = ("Fortran", "reversed", "every second", "unaligned")
+by_layout = pytest.mark.parametrize("layout", SOME)
+
+#: float32 is what all other tests take.
+DTYPES = (np.float16, ml_dtypes.bfloat16, np.float64)
+
+
+@pytest.fixture(autouse=True)
+def both(monkeypatch):
+    """The CPU's kernels, each followed by its twin and a comparison."""
+    both = Both()
+    install(monkeypatch, both)
+    yield
+    assert both.called
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_kernels(what):
+    EVERYTHING[what]()
+
+
+@by_layout
+@pytest.mark.parametrize("name", CALLS)
+def test_layouts(name, layout):
+    every_kernel.op(name, lay=LAYOUTS[layout])
+
+
+@by_layout
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_layouts_of_optimizers(rule, layout):
+    every_kernel.optimizer(OPTIMIZERS[rule], lay=LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "determine_qparams"])
+def test_dtypes(name, dtype):
+    every_kernel.op(name, dtype)

@@ -1,0 +1,143 @@
+"""Public ops on arrays on a GPU: the CPU's bits, shapes, strides and errors."""
+
+import numpy as np
+import pytest
+
+import npquant as nq
+from calls import CALLS, DATA, STATE, WITH_OUT, arguments, axes, fits, results
+from cases import assert_same
+from npquant import cuda
+from npquant.cuda.arrays import SIMULATED, device
+from test_layouts import DENSE, LAYOUTS, relaid
+from twins import given
+
+#: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
+SHAPES = [(9, 28), (3, 5, 2, 4), (37,)]
+if not SIMULATED:
+    SHAPES += [(1025, 2052), (33, 65, 19, 24), (1_000_003,)]
+
+PLACES = ("C", "Fortran", "first axis last", "reversed", "every second", "window", "unaligned")
+LAY = LAYOUTS | {"C": np.copy}
+by_place = pytest.mark.parametrize("place", PLACES)
+
+
+def every_call(name, shapes=SHAPES):
+    return [(shape, axis) for shape in shapes if fits(name, shape) for axis in axes(name, shape)]
+
+
+def on_device(kwargs):
+    """The arrays of a call on the device; switches are the host's."""
+    return {
+        key: given(v) if isinstance(v, np.ndarray) and not key.endswith(("_on", "_enabled")) else v
+        for key, v in kwargs.items()
+    }
+
+
+def to_host(value):
+    if isinstance(value, tuple):
+        return tuple(map(to_host, value))
+    return value if isinstance(value, (float, np.ndarray)) else cuda.to_host(value)
+
+
+def strides(y):
+    found = y.strides if isinstance(y, np.ndarray) else device(y).strides
+    return [s for s, n in zip(found, y.shape, strict=True) if n > 1]
+
+
+@by_place
+@pytest.mark.parametrize("name", CALLS)
+def test_bits(name, place):
+    for shape, axis in every_call(name):
+        kwargs = relaid(arguments(name, shape, axis), LAY[place], DATA)
+        got = results(name, on_device(kwargs))
+        expected = results(name, kwargs)
+        assert_same(to_host(got), expected, (shape, axis))
+        for y, z in zip(got, expected, strict=True):
+            if z.shape == shape and place in ("C", *DENSE):
+                assert strides(y) == strides(z), (shape, axis)
+
+
+@by_place
+@pytest.mark.parametrize("name", CALLS)
+def test_qparams_lie_anywhere(name, place):
+    shape, axis = every_call(name)[0]
+    kwargs = arguments(name, shape, axis)
+    others = [k for k, v in kwargs.items() if isinstance(v, np.ndarray) and k not in DATA]
+    got = results(name, on_device(relaid(kwargs, LAY[place], others)))
+    assert_same(to_host(got), results(name, kwargs))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_length(name):
+    """Whole vectors, their tails, and more than a block."""
+    for n in (1, 2, 3, 4, 5, 15, 16, 17, 33, 257):
+        shape = (2, 4 * n) if "group" in name else (n,) if fits(name, (n,)) else (2, n)
+        axis = axes(name, shape)[-1]
+        got = results(name, on_device(arguments(name, shape, axis)))
+        assert_same(to_host(got), results(name, arguments(name, shape, axis)), shape)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_elements(name):
+    for shape, axis in every_call(name, ((0,), (0, 4), (4, 0), (2, 0, 4))):
+        kwargs = arguments(name, shape, axis)
+        try:
+            expected = results(name, arguments(name, shape, axis))
+        except ValueError as error:
+            with pytest.raises(ValueError) as found:
+                results(name, on_device(kwargs))
+            assert str(found.value) == str(error)
+            continue
+        assert_same(to_host(results(name, on_device(kwargs))), expected, (shape, axis))
+
+
+@by_place
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out(name, place):
+    shape, axis = every_call(name)[0]
+    (expected,) = results(name, arguments(name, shape, axis))
+    out = given(LAY[place](np.zeros_like(expected)))
+    (got,) = results(name, on_device(arguments(name, shape, axis)) | {"out": out})
+    assert got is out
+    assert_same(to_host(out), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in WITH_OUT if n.startswith("fake") or n == "adaround_hard"])
+def test_in_place(name):
+    shape, axis = every_call(name)[0]
+    kwargs = arguments(name, shape, axis)
+    (expected,) = results(name, kwargs)
+    kwargs = on_device(kwargs)
+    x = next(kwargs[key] for key in DATA if key in kwargs)
+    (got,) = results(name, kwargs | {"out": x})
+    assert got is x
+    assert_same(to_host(x), expected)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_host_and_device_do_not_mix(name):
+    """One array on the other side: a TypeError that names it and says which is where."""
+    shape, axis = every_call(name)[0]
+    kwargs = arguments(name, shape, axis)
+    everywhere = on_device(kwargs)
+    arrays = [key for key in kwargs if kwargs[key] is not everywhere[key]]
+    for key in arrays[1:]:
+        if key not in STATE and np.size(kwargs[key]) == 1:
+            continue  # one number may come from anywhere
+        with pytest.raises(TypeError, match=key) as error:
+            results(name, everywhere | {key: kwargs[key]})
+        assert "NumPy array" in str(error.value)
+        assert "GPU" in str(error.value)
+
+
+def test_transfer():
+    for dtype in ("float32", "bfloat16", "int4", "bool"):
+        x = np.arange(24).reshape(2, 3, 4).astype(nq.dtypes.canonical(dtype, "dtype"))
+        y = cuda.to_device(x.transpose(2, 0, 1))
+        assert_same(cuda.to_host(y), x.transpose(2, 0, 1))
+        assert_same(cuda.to_host(given(x[:, ::-1, ::2])), x[:, ::-1, ::2])
+    for wrong in (np.ones(3).tolist(), given(np.ones(3, np.float32))):
+        with pytest.raises(TypeError, match="array must be a NumPy array"):
+            cuda.to_device(wrong)
+    with pytest.raises(TypeError, match="array must be an array on a GPU"):
+        cuda.to_host(np.ones(3))

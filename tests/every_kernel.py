@@ -1,0 +1,149 @@
+"""Calls that come to every kernel: the ops of calls.py, their other kernels, and what has state."""
+
+import ml_dtypes
+import numpy as np
+
+import npquant.modules as npq
+from calls import CALLS, DATA, PARAMETERS, ROUNDING, arguments, data, fits, results, zero_points
+from npquant import backend, metrics, optim
+
+DIVIDE = {"rounding": "divide"}
+WIDE = {"quant_min": -(2**31), "quant_max": 2**31 - 1}
+FLOAT8 = {"quant_min": -448, "quant_max": 448, "dtype": ml_dtypes.float8_e4m3fn}
+
+#: Arguments that lead an op to another kernel than those of calls.py do.
+OTHERWISE = {
+    "quantize_per_tensor": [DIVIDE, {**DIVIDE, **FLOAT8}, FLOAT8],
+    "quantize_per_channel": [DIVIDE],
+    "quantize_per_token": [DIVIDE],
+    "fake_quantize_per_tensor_affine": [DIVIDE, {**WIDE, **ROUNDING}, {**WIDE, **DIVIDE}],
+    "fake_quantize_per_tensor_affine_cachemask_tensor_qparams": [
+        {"fake_quant_enabled": np.array([0])}
+    ],
+    "fake_quantize_per_channel_affine_cachemask": [
+        DIVIDE,
+        {"zero_point": np.float32},
+        {"zero_point": np.float16},
+        {"zero_point": np.float32, **DIVIDE},
+        WIDE,
+    ],
+    "fake_quant_per_channel_cachemask": [DIVIDE],
+    **{
+        name: [{"zero_point_rounding": "nearest"}, WIDE]
+        for name in CALLS
+        if "learnable" in name and "backward" in name
+    },
+    "determine_qparams": [
+        {"qscheme": f"per_channel_{name}"} for name in ("symmetric", "affine_float_qparams")
+    ],
+    "fused_moving_avg_obs_fake_quant": [
+        {"symmetric_quant": True},
+        {"fake_quant_on": np.array([0])},
+        {"per_row_fake_quant": False},
+    ],
+}
+
+OBSERVERS = (
+    npq.MinMaxObserver,
+    npq.MovingAverageMinMaxObserver,
+    npq.PerChannelMinMaxObserver,
+    npq.MovingAveragePerChannelMinMaxObserver,
+    npq.HistogramObserver,
+    npq.PercentileObserver,
+    npq.MSEObserver,
+    npq.EntropyObserver,
+)
+HISTOGRAMS = OBSERVERS[4:]
+
+
+def shape_of(name):
+    """A shape that the op takes, with tails to every vector and with runs that do not fit one."""
+    return next(shape for shape in ((9, 28), (37,)) if fits(name, shape))
+
+
+def otherwise(name):
+    """Yield the calls of an op: that of calls.py, then those that take other kernels."""
+    for change in ({}, *OTHERWISE.get(name, ())):
+        kwargs = arguments(name, shape_of(name))
+        kwargs |= {k: v for k, v in change.items() if k in PARAMETERS[name]}
+        if "zero_point" in change:
+            kwargs["zero_point"] = zero_points(shape_of(name)[:1], change["zero_point"])
+        yield kwargs
+
+
+def op(name, dtype=np.float32, lay=lambda x: x):
+    """Call an op in all ways, on floating data of this dtype that is laid out by `lay`."""
+    for kwargs in otherwise(name):
+        results(name, {k: lay(as_dtype(k, v, dtype)) if k in DATA else v for k, v in kwargs.items()})
+
+
+def as_dtype(key, x, dtype):
+    """Floating data in this dtype; the V of two-byte weights is a float32."""
+    if x.dtype != np.float32 or (key == "V" and np.dtype(dtype).itemsize == 2):
+        return x
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+def observer(kind):
+    """Let observers of a kind see data twice, the second time with a wider range."""
+    small = {"bins": 1024} if kind in HISTOGRAMS else {}
+    by_channel = "PerChannel" in kind.__name__
+    for scheme in ("affine", "symmetric", *["affine_float_qparams"] * by_channel):
+        qscheme = f"per_{'channel' if by_channel else 'tensor'}_{scheme}"
+        observed = kind(dtype=np.int8, qscheme=qscheme, **small)
+        for size in (1, 9):
+            observed(size * data((9, 28), seed=size))
+        observed.calculate_qparams()
+
+
+def optimizer(make, dtype=np.float32, lay=lambda x: x):
+    """Two steps of an optimizer."""
+    value = lay(data((9, 28)).astype(dtype))
+    update = make([value])
+    for seed in (1, 2):
+        update.step([lay(data(value.shape, seed).astype(dtype))])
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "sgd, decay": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.01),
+    "sgd, momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd, both": lambda p: optim.SGD(p, 0.1, 0.9, 0.01),
+    "adam": lambda p: optim.Adam(p, lr=0.01),
+}
+
+
+def distances():
+    """How far apart two arrays are."""
+    a, b = data((9, 28)), data((9, 28), 1)
+    for metric in (metrics.sqnr, metrics.mse, metrics.cosine):
+        metric(a, b)
+
+
+def learnable_starts():
+    """The scale that a learnable module begins with."""
+    for init, scheme in (("lsq", "symmetric"), ("lsq+", "symmetric"), ("lsq+", "affine")):
+        module = npq.LearnableFakeQuantize(
+            npq.MinMaxObserver, -8, 7, dtype=np.int8, qscheme=f"per_tensor_{scheme}", init=init
+        )
+        module.enable_static_estimate()
+        module(data((9, 28)))
+
+
+def qparams_outside():
+    """The check that no op makes by way of a backend."""
+    for dtype in (np.float32, np.float64, np.int32):
+        p = np.arange(37).astype(dtype)
+        for bounds in ((0, 36), (0, 20), (5, 36)):
+            backend.of(p).outside(p, *bounds)
+
+
+EVERYTHING = {
+    **{name: lambda name=name: op(name) for name in CALLS},
+    **{kind.__name__: lambda kind=kind: observer(kind) for kind in OBSERVERS},
+    **{name: lambda make=make: optimizer(make) for name, make in OPTIMIZERS.items()},
+    "metrics": distances,
+    "outside": qparams_outside,
+    "LearnableFakeQuantize": learnable_starts,
+}

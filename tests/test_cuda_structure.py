@@ -1,0 +1,260 @@
+"""What CUDA kernels are compiled to, for two generations of GPUs; there need be none here.
+
+Every call of every_kernel.py is made with its launches noted in place of being made, and each
+kernel is compiled for what it was to be launched with.
+"""
+
+import re
+from collections import Counter
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import every_kernel
+from npquant import cpu
+from npquant.cuda import loops, target
+from npquant.formulas.base import formula
+from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
+from npquant.primitives import fma, item, like, rint, widen
+from twins import Noted, install
+
+GENERATIONS = ((8, 0), (9, 0))
+by_generation = pytest.mark.parametrize("cc", GENERATIONS, ids="{0[0]}.{0[1]}".format)
+
+#: Kernels with float64 arithmetic on float32 data, and why.
+IN_FLOAT64 = {
+    "fake_quantize_float_zero_point": "the contract: PyTorch's product is a double",
+    "fake_quantize_half_zero_point": "the contract: PyTorch's product is a double",
+}
+
+#: Kernels that only round a float64 to a float32, and why.
+FROM_FLOAT64 = {"dequantize": "the zero point of a tensor may be fractional: a float64 number"}
+
+#: Kernels with divisions of 64 bits, and why.
+WIDE_DIVISIONS = {"copy_strided": "it walks arrays of any size along any axes"}
+
+#: Kernels whose formulas call primitives.fma.
+FUSED = (
+    "fake_quantize_float_zero_point",
+    "fake_quantize_per_channel",
+    "fake_quantize_per_channel_by_division",
+    "fake_quantize_per_tensor",
+    "fake_quantize_per_tensor_by_division",
+)
+
+#: Kernels whose formulas round to codes; float8 codes are not rounded to integers by division.
+ROUNDED = tuple(
+    name
+    for name in cpu.__all__
+    if name.startswith(("quantize", "fake_quantize")) and "float8" not in name
+)
+
+
+def unaligned(x):
+    """`x` one element beyond where a vector begins."""
+    part = np.empty(x.nbytes + 32, np.uint8)
+    first = -part.ctypes.data % 16 + x.itemsize
+    part = part[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
+    part[...] = x
+    return part
+
+
+#: Ops in other dtypes, and where vectors do not fit.
+ALSO = tuple(
+    (op, dtype, lay)
+    for op in ("quantize_per_channel", "fake_quantize_per_tensor_affine_cachemask")
+    for dtype, lay in (
+        (np.float16, np.copy), (ml_dtypes.bfloat16, np.copy), (np.float32, unaligned),
+    )
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launches():
+    """The public kernel -> the (kernel, key) that it came to."""
+    with pytest.MonkeyPatch.context() as patch:
+        noted = Noted(patch)
+        install(patch, noted)
+        for call in every_kernel.EVERYTHING.values():
+            call()
+        for op in ALSO:
+            every_kernel.op(*op)
+    found = {name: [] for name in cpu.__all__}
+    for launch, names in noted.launches.items():
+        for name in names:
+            found[name].append(launch)
+    return found
+
+
+@cache
+def opcodes(kernel, key, cc):
+    """The PTX of a kernel, and how often each of its instructions is there."""
+    text = kernel.ptx(key, cc)
+    body = text[text.index("\n{") :]
+    found = re.findall(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.]*)\s[^;]*;", body, re.MULTILINE)
+    return text, Counter(found)
+
+
+def count(found, pattern):
+    return sum(n for opcode, n in found.items() if re.fullmatch(pattern, opcode))
+
+
+def words(key):
+    """Every word of a key, the names of dtypes too."""
+    for part in key:
+        if isinstance(part, tuple):
+            yield from words(part)
+        else:
+            yield str(part)
+
+
+def faults(name, kernel, key, cc):
+    """What is wrong with the code of a kernel that a public one of this name came to."""
+    text, found = opcodes(kernel, key, cc)
+    wrong = {
+        "local memory": len(re.findall(r"\.local\b", text)),
+        "a call": count(found, r"call.*"),
+        "an approximation": count(found, r".*\.(approx|full|ftz).*"),
+        # Without .rn the assembler may fuse a product and a sum.
+        "a rounding that is not named": count(found, r"(mul|add|sub|div|sqrt)\.f(32|64)"),
+    }
+    double = {"wide", "float64"} & set(words(key))
+    if name in FROM_FLOAT64:
+        double_is_right = r"ld\.param\.f64|cvt\.rn\.f32\.f64"
+    else:
+        double_is_right = r".*" if name in IN_FLOAT64 or double else r"none"
+    wrong["float64"] = count(found, rf"(?!({double_is_right})$).*f64.*")
+    if kernel.name not in WIDE_DIVISIONS:
+        wrong["a division of 64 bits"] = count(found, r"(div|rem)\.[su]64")
+    if name not in FUSED:
+        wrong["a fused product and sum"] = count(found, r"(fma|mad)\.(rn\.)?f(32|64)")
+    wrong |= {f"no {what}": not there for what, there in wanted(name, kernel, key, found)}
+    return {what: n for what, n in wrong.items() if n}
+
+
+def wanted(name, kernel, key, found):
+    """Yield what the code must have, and whether it has."""
+    if name in FUSED:
+        yield "fused product and sum", count(found, r"fma\.rn\.f(32|64)")
+    if name in ROUNDED:
+        yield "rounding", count(found, r"cvt\.rni\.f(32|64)\.f(32|64)")
+    if isinstance(getattr(kernel._make, "__self__", None), loops.Map):
+        inputs, _, _, outputs, width, many = key
+        for verb, dtypes in (("ld", inputs), ("st", outputs)):
+            for access, n in Counter(access_of(d, width) for d in dtypes).items():
+                yield f"{verb}.global{access}", count(found, rf"{verb}\.global{access}") >= n * many
+
+
+def access_of(dtype, width):
+    """The pattern of an access to a vector of `width` elements."""
+    size = width * dtype.itemsize
+    if size > 4:
+        return rf"\.v{size // 4}\.[bfsu]32"
+    return rf"\.[bfsu]{8 * size}"
+
+
+@by_generation
+@pytest.mark.parametrize("name", cpu.__all__)
+def test_code(name, cc, launches):
+    assert launches[name], f"no call of every_kernel.py comes to {name}"
+    for kernel, key in launches[name]:
+        assert faults(name, kernel, key, cc) == {}, (kernel.name, key)
+
+
+def test_vectors_are_of_16_bytes(launches):
+    """The keys above say how wide accesses must be; that they are wide is seen here."""
+    for name, some in launches.items():
+        for kernel, key in some:
+            if isinstance(getattr(kernel._make, "__self__", None), loops.Map):
+                *_, outputs, width, many = key
+                widest = max(d.itemsize for d in key[0] + outputs)
+                assert width * widest == 16 or width == 1, (name, key)
+                assert width * many * key[0][0].itemsize >= 16 or width == 1, (name, key)
+
+
+def test_exceptions_are_needed(launches):
+    """No name stays in a table that does not need it."""
+    seen = {table: set() for table in ("float64", "division")}
+    for name, some in launches.items():
+        for kernel, key in some:
+            _, found = opcodes(kernel, key, GENERATIONS[-1])
+            if not {"wide", "float64"} & set(words(key[2:3])) and count(found, r".*f64.*"):
+                seen["float64"].add(name)
+            if count(found, r"(div|rem)\.[su]64"):
+                seen["division"].add(kernel.name)
+    assert set(FROM_FLOAT64) <= seen["float64"]
+    assert set(WIDE_DIVISIONS) <= seen["division"]
+
+
+# --- the rules find what is wrong -----------------------------------------------------------------
+
+
+@formula
+def _nothing(x, scale, zero_point, constants, y):
+    return scale, zero_point
+
+
+@formula
+def _in_double(x, p, constants, y):
+    return widen(x) * 0.1, True
+
+
+@formula
+def _fused(x, p, constants, y):
+    return fma(widen(x), p[0], constants[0]), True
+
+
+@formula
+def _rounded_by_hand(x, p, constants, y):
+    return like(int(widen(x)), item(y)), True
+
+
+@formula
+def _rounded(x, p, constants, y):
+    return rint(widen(x) * p[0]), True
+
+
+def map_of(element):
+    """The parameters and the element of a kernel, of tuples of arrays."""
+    made = loops.Elementwise(_nothing, element).map
+    return made._parameters, made._element
+
+
+WRONG = {
+    "float64": (_in_double, "dequantize_promoted"),
+    "a fused product and sum": (_fused, "dequantize_promoted"),
+    "no fused product and sum": (_rounded, "fake_quantize_per_tensor"),
+    "no rounding": (_rounded_by_hand, "quantize_per_tensor"),
+}
+FLOATS = ((np.dtype(np.float32),), ("float32", "int32"), ("float32",) * 3, (np.dtype(np.float32),))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_formulas_are_found(what):
+    element, name = WRONG[what]
+    kernel = loops.Elementwise(_nothing, element).map.kernel
+    assert set(faults(name, kernel, (*FLOATS, 4, 2), (9, 0))) == {what}
+
+
+class _Single(loops.Map):
+    """Kernels of single elements, whatever the key promises."""
+
+    def _make(self, *key):
+        return super()._make(*key[:-2], 1, 4)
+
+
+def test_missing_vectors_are_found():
+    kernel = _Single(*map_of(_rounded), "single").kernel
+    expected = {r"no ld.global\.v4\.[bfsu]32", r"no st.global\.v4\.[bfsu]32"}
+    assert set(faults("dequantize_promoted", kernel, (*FLOATS, 4, 2), (9, 0))) == expected
+
+
+def test_contraction_is_found(monkeypatch):
+    """Where it may, the compiler leaves it to the assembler to fuse a product and a sum."""
+    name, options = "fake_quantize_half_zero_point", (*FLOATS, 4, 2)
+    for fused, expected in ((0, set()), (1, {"a rounding that is not named"})):
+        monkeypatch.setitem(target.NVVM_OPTIONS, "fma", fused)
+        kernel = loops.Elementwise(affine_wide, fake_quantize_half_zero_point).map.kernel
+        assert set(faults(name, kernel, options, (9, 0))) == expected

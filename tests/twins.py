@@ -1,0 +1,234 @@
+"""CPU kernels and their CUDA twins, side by side: a backend that calls both on the same arguments.
+
+Where kernels run is where `npquant.cuda` runs them: in the simulator, or on a GPU. What a kernel is
+asked to launch can also be noted in place of a launch, and for that neither is needed.
+"""
+
+import ast
+import importlib
+from pathlib import Path
+
+import numpy as np
+
+from cases import assert_same
+from npquant import checks, cpu
+from npquant.cuda import arrays, target
+from npquant.cuda.arrays import SIMULATED, DeviceArray
+
+if not SIMULATED:
+    import npquant.cuda.storage  # teaches the compiler what kernels are made of
+
+#: Memory of a GPU comes with every address a multiple of it; so does what stands in for it.
+ALIGNED = 256
+
+#: What new memory is full of: no result, and as a float no number that a test uses.
+GARBAGE = 0x5A
+
+
+def files():
+    """The file of each kernel: `npquant.cpu` names it where it imports it."""
+    source = Path(cpu.__file__).read_text()
+    return {
+        alias.name: node.module.rsplit(".", 1)[-1]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def twin(name):
+    """The CUDA kernel of a name, from the file that has the name of the CPU kernel's file."""
+    return getattr(importlib.import_module(f"npquant.cuda.{files()[name]}"), name)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+class Memory:
+    """A library of device arrays for tests: any strides, any dtype, any alignment.
+
+    Parameters
+    ----------
+    real : bool
+        Whether its arrays lie on a GPU; else on the host, where the simulator looks.
+    """
+
+    def __init__(self, real):
+        self.real = real
+
+    def upload(self, x):
+        """A copy on the device that lies as `x` does, and is aligned to 16 bytes as `x` is."""
+        low, high = np.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
+        start = low % 16
+        held = np.full(start + high - low, GARBAGE, np.uint8)
+        offset = start + x.ctypes.data - low if x.size else 0
+        if x.size:
+            np.ndarray(x.shape, x.dtype, held, offset, x.strides)[...] = x
+        owner, address = self._held(held)
+        return DeviceArray(owner, self, address + offset, x.shape, x.dtype, x.strides)
+
+    def download(self, a):
+        """What a device array holds."""
+        if isinstance(a.library, Memory):
+            if not a.size:
+                return np.empty(a.shape, a.dtype)
+            raw, base = self.bytes_of(a.owner)
+            return np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides).copy()
+        return np.asarray(a.owner.copy_to_host())
+
+    def empty(self, like, shape, dtype, strides):
+        whole = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
+        size = whole + dtype.itemsize if 0 not in shape else 0
+        owner, address = self._held(np.full(size, GARBAGE, np.uint8))
+        return DeviceArray(owner, self, address, shape, dtype, strides)
+
+    def stream(self, a):
+        return 0
+
+    def _held(self, data):
+        """What keeps a copy of these bytes alive, and its address."""
+        if self.real:
+            owner = target.cuda.to_device(data if data.size else np.zeros(1, np.uint8))
+            return owner, owner.__cuda_array_interface__["data"][0]
+        room = np.empty(data.size + ALIGNED, np.uint8)
+        start = -room.ctypes.data % ALIGNED
+        owner = room[start : start + data.size]
+        owner[...] = data
+        return owner, room.ctypes.data + start
+
+    def bytes_of(self, owner):
+        """The bytes of what `_held` has made, and their address."""
+        if self.real:
+            return owner.copy_to_host(), owner.__cuda_array_interface__["data"][0]
+        return owner, owner.ctypes.data
+
+
+MEMORY = Memory(real=not SIMULATED and target.cuda.is_available())
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+class Both:
+    """A backend whose kernels are those of the CPU, each followed by its twin and a comparison.
+
+    Attributes
+    ----------
+    called : set
+        The names of the kernels that were called.
+    compared : bool
+        Whether to compare. Where no kernel is launched there is nothing to compare.
+    """
+
+    def __init__(self, compared=True):
+        self.called, self.compared = set(), compared
+
+    def __getattr__(self, name):
+        kernel = getattr(cpu, name)
+
+        def call(*args, **kwargs):
+            self.called.add(name)
+            pairs = {}
+            mirrored = [_mirrored(v, pairs) for v in args]
+            named = {key: _mirrored(v, pairs) for key, v in kwargs.items()}
+            expected = kernel(*args, **kwargs)
+            got = twin(name)(*mirrored, **named)
+            if self.compared:
+                for host, copy in pairs.values():
+                    assert_same(MEMORY.download(copy), host, name)
+                _compare(got, expected, name)
+            return expected
+
+        return call
+
+
+def _mirrored(value, pairs):
+    """`value` with a device array for each array in it; an array given twice is one again."""
+    if type(value) is tuple:
+        return tuple(_mirrored(v, pairs) for v in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    place = value.ctypes.data, value.shape, value.strides, value.dtype
+    if place not in pairs:
+        pairs[place] = value, MEMORY.upload(value)
+    return pairs[place][1]
+
+
+def _compare(got, expected, name):
+    if isinstance(expected, tuple):
+        assert len(got) == len(expected), name
+        for one, other in zip(got, expected, strict=True):
+            _compare(one, other, name)
+        return
+    if checks.on_device(got):
+        got = MEMORY.download(arrays.device(got))
+    if got is not expected:
+        assert_same(np.asarray(got), np.asarray(expected), name)
+
+
+def install(monkeypatch, both):
+    """Let the ops, the metrics and the optimizers call `both` in place of the CPU's kernels."""
+    from npquant import backend, metrics, optim
+
+    of = backend.of
+    monkeypatch.setattr(backend, "of", lambda x: both if of(x) is cpu else of(x))
+    for module in (metrics, optim):
+        monkeypatch.setattr(module, "cpu", both, raising=False)
+
+
+# --- what is compiled -----------------------------------------------------------------------------
+
+
+class Noted:
+    """The kernels that were asked for, in place of launches.
+
+    Attributes
+    ----------
+    launches : dict
+        For each (kernel, key) the names of the public kernels that came to it.
+    """
+
+    def __init__(self, monkeypatch):
+        self.launches, self.name, self.both = {}, None, Both(compared=False)
+        noted = self
+
+        def note(kernel, blocks, threads, args, key, on):
+            noted.launches.setdefault((kernel, key), set()).add(noted.name)
+
+        monkeypatch.setattr(target.Kernel, "__call__", note)
+
+    def __getattr__(self, name):
+        call = getattr(self.both, name)
+
+        def named(*args, **kwargs):
+            self.name = name
+            return call(*args, **kwargs)
+
+        return named
+
+
+# --- arrays as a library gives them ---------------------------------------------------------------
+
+
+class _Given:
+    """An array on a GPU as any library shows it."""
+
+    def __init__(self, a):
+        self.held, self.dtype = a.owner, a.dtype
+        self.__cuda_array_interface__ = {
+            "shape": a.shape, "strides": a.strides, "data": (a.pointer, False), "version": 3,
+            "typestr": a.dtype.str,
+        }  # fmt: skip
+
+
+def given(x):
+    """A copy of an array on the device that lies as `x` does, of a type that ops take."""
+    a = MEMORY.upload(x)
+    if not SIMULATED:
+        return _Given(a)
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    if not a.size:
+        return FakeCUDAArray(np.empty(a.shape, a.dtype))
+    raw, base = MEMORY.bytes_of(a.owner)
+    return FakeCUDAArray(np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides))
