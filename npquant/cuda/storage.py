@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from npquant import primitives as p
@@ -16,7 +17,7 @@ from npquant.cuda.target import intrinsic, libdevice, overload, register_model
 
 register_model(Storage)(StorageModel)
 
-_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at}
+_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at, p.masked}
 
 for _primitive, _implementation in TAUGHT:
     if _primitive not in _REPLACED:
@@ -46,6 +47,17 @@ def _round(x):
 overload(p.trunc)(_by_type(libdevice.truncf, libdevice.trunc))
 overload(p.floor)(_by_type(libdevice.floorf, libdevice.floor))
 overload(p.sqrt)(_by_type(libdevice.fsqrt_rn, libdevice.dsqrt_rn))
+
+_masked_bits = dict(TAUGHT)[p.masked]
+
+
+@overload(p.masked)
+def _masked(g, m):
+    if not isinstance(g, types.Float):
+        return _masked_bits(g, m)
+    copysign = libdevice.copysign if g == types.float64 else libdevice.copysignf
+    zero = np.float64(0) if g == types.float64 else np.float32(0)
+    return lambda g, m: g if m else copysign(zero, g)
 
 
 @overload(p.at)
