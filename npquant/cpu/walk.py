@@ -90,7 +90,7 @@ def channel_pieces(
     size = arrays[0].size
     count = size // granularity.channels
     whole = _in_memory_order(granularity, arrays)
-    if whole is not None and not (ordered and _reordered(granularity, whole[1])):
+    if whole is not None and not (ordered and reordered(granularity, whole[1])):
         layout, order = whole
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
         yield layout, *everything, [_flat(a, order) for a in arrays]
@@ -115,7 +115,7 @@ def channel_pieces(
                 a.flat[span] = result
 
 
-def _reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:
+def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:
     """Whether `order` changes the order of the elements within a channel."""
     if order is None:
         return False

@@ -1,6 +1,15 @@
 """The CUDA backend: every kernel of the CPU, for arrays on a GPU."""
 
-from npquant.cuda.convert import convert, inverse
+from npquant.cuda.adaround import (
+    adaround_codes,
+    adaround_hard,
+    adaround_init,
+    adaround_regularizer,
+    adaround_regularizer_backward,
+    adaround_soft,
+    adaround_soft_backward,
+)
+from npquant.cuda.convert import convert
 from npquant.cuda.fake_quantize import (
     copy,
     fake_quantize_decomposed,
@@ -13,6 +22,15 @@ from npquant.cuda.fake_quantize import (
     fake_quantize_per_tensor_by_division,
     masked_gradient,
 )
+from npquant.cuda.learnable import (
+    fake_quantize_learnable,
+    fake_quantize_learnable_per_tensor,
+    learnable_gradients_per_channel,
+    learnable_gradients_per_channel_nearest,
+    learnable_gradients_per_tensor,
+    learnable_gradients_per_tensor_nearest,
+)
+from npquant.cuda.metrics import magnitude, product, squared_difference, value
 from npquant.cuda.quantize import (
     dequantize,
     dequantize_promoted,
@@ -22,6 +40,7 @@ from npquant.cuda.quantize import (
     quantize_per_tensor,
     quantize_per_token,
 )
+from npquant.cuda.convert import inverse
 from npquant.cuda.target import SIMULATED
 from npquant.cuda.transfer import to_device, to_host
 

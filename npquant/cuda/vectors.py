@@ -46,6 +46,13 @@ class Vectors(NamedTuple):
     store: Callable[..., None]
 
 
+def moved(arrays: Any, offset: Any) -> Any:
+    """An array, or each of a tuple, from an element on; `offset` is an int64."""
+    if isinstance(arrays, tuple):
+        return tuple(moved(a, offset) for a in arrays)
+    return arrays[int(offset) :]
+
+
 @cache
 def vectors(width: int, count: int) -> Vectors:
     """The functions for one size."""
@@ -65,12 +72,15 @@ def vectors(width: int, count: int) -> Vectors:
                 a[k] = v
 
     if not SIMULATED:
-        _teach(width, count, load, scratch, store)
+        scratch = _teach(width, count, load, store)
     return Vectors(width, count, load, scratch, store)
 
 
-def _teach(width: int, count: int, load: Any, scratch: Any, store: Any) -> None:
-    """How the three are compiled: recursively over the arrays, by intrinsics for one of them."""
+def _teach(width: int, count: int, load: Any, store: Any) -> Any:
+    """How two are compiled: recursively over the arrays, by intrinsics for one of them.
+
+    The scratch is an intrinsic itself, which is returned.
+    """
     size = width * count
 
     @intrinsic
@@ -86,14 +96,18 @@ def _teach(width: int, count: int, load: Any, scratch: Any, store: Any) -> None:
 
         return types.UniTuple(a.dtype, size)(a, types.uint32, types.uint32), codegen
 
+    # No overload: its memory would be that of a function that has returned.
     @intrinsic
-    def scratch_one(context: Any, a: Any) -> Any:
+    def scratch(context: Any, arrays: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            element = context.get_data_type(a.dtype)
-            room = cgutils.alloca_once(builder, ir.ArrayType(element, size))
-            return builder.bitcast(room, element.as_pointer())
+            rooms = []
+            for a in arrays:
+                element = context.get_data_type(a.dtype)
+                room = cgutils.alloca_once(builder, ir.ArrayType(element, size))
+                rooms.append(builder.bitcast(room, element.as_pointer()))
+            return context.make_tuple(builder, sig.return_type, rooms)
 
-        return a(a), codegen
+        return arrays(arrays), codegen
 
     @intrinsic
     def store_one(context: Any, a: Any, i: Any, step: Any, values: Any) -> Any:
@@ -117,12 +131,6 @@ def _teach(width: int, count: int, load: Any, scratch: Any, store: Any) -> None:
             load_one(arrays[0], i, step), *load(arrays[1:], i, step),
         )  # fmt: skip
 
-    @overload(scratch)
-    def _scratch(arrays):
-        if len(arrays) == 1:
-            return lambda arrays: (scratch_one(arrays[0]),)
-        return lambda arrays: (scratch_one(arrays[0]), *scratch(arrays[1:]))
-
     @overload(store)
     def _store(arrays, i, step, scratch):
         if len(arrays) == 1:
@@ -133,6 +141,28 @@ def _teach(width: int, count: int, load: Any, scratch: Any, store: Any) -> None:
             store(arrays[1:], i, step, scratch[1:])
 
         return store_all
+
+    return scratch
+
+
+if not SIMULATED:
+
+    @intrinsic
+    def _moved_one(context: Any, a: Any, offset: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return builder.gep(args[0], [args[1]])
+
+        return a(a, types.int64), codegen
+
+    @overload(moved)
+    def _moved(arrays, offset):
+        if not isinstance(arrays, types.BaseTuple):
+            return lambda arrays, offset: _moved_one(arrays, offset)
+        if len(arrays) == 1:
+            return lambda arrays, offset: (_moved_one(arrays[0], offset),)
+        return lambda arrays, offset: (
+            _moved_one(arrays[0], offset), *moved(arrays[1:], offset),
+        )  # fmt: skip
 
 
 _WORD, _INDEX = ir.IntType(32), ir.IntType(64)

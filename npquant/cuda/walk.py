@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from npquant.cpu.walk import reordered
 from npquant.cuda.arrays import DeviceArray, contiguous_strides
 from npquant.cuda.target import THREADS, Kernel, Types, cuda
 from npquant.layout import Granularity, Layout
@@ -21,11 +22,20 @@ AXES = 8
 
 
 def pieces(
-    granularity: Granularity, inputs: tuple[DeviceArray, ...], outputs: tuple[DeviceArray, ...]
+    granularity: Granularity,
+    inputs: tuple[DeviceArray, ...],
+    outputs: tuple[DeviceArray, ...],
+    ordered: bool = False,
 ) -> Iterator[tuple[Layout, list[DeviceArray]]]:
-    """Yield (layout, flat arrays) once; what is written to the outputs is in place thereafter."""
+    """Yield (layout, flat arrays) once; what is written to the outputs is in place thereafter.
+
+    With `ordered`, the elements of a channel keep their logical order; without, any order in
+    memory will do.
+    """
     arrays = [*inputs, *outputs]
     layout = in_memory_order(granularity, arrays)
+    if ordered and not arrays[0].contiguous and layout is not None:
+        layout = None if reordered(granularity, arrays[0].memory_order()) else layout
     if layout is not None:
         yield layout, arrays
         return

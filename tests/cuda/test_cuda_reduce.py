@@ -1,0 +1,144 @@
+"""Minima, maxima and sums on the simulated device: the bits of the CPU's."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import config
+
+if not config.ENABLE_CUDASIM:
+    pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from npquant import cpu, layout
+from npquant.cpu.reduce import TILE
+from npquant.cuda import learnable, metrics
+from npquant.cuda import reduce as twins
+from simulated import both, download, upload
+
+FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+
+
+def data(shape, dtype=np.float32, seed=0):
+    """Values of many magnitudes, so that another order of adding shows."""
+    r = np.random.default_rng(seed)
+    return (r.normal(size=shape) * 2.0 ** r.integers(-6, 6, shape)).astype(dtype)
+
+
+def per_tensor(shape):
+    return layout.Granularity(1, int(np.prod(shape)), None)
+
+
+def last(shape):
+    return layout.per_channel(shape, len(shape) - 1)
+
+
+def of_axis(axis):
+    return lambda shape: layout.per_channel(shape, axis)
+
+
+#: Shapes and granularities: runs of whole vectors and of others, tiles that are cut by runs,
+#: channels side by side, short ones, more channels than a block takes, tiles that are not full.
+LAYOUTS = {
+    "one tile": ((1000,), per_tensor),
+    "tiles": ((2 * TILE + 1029,), per_tensor),
+    "one": ((1,), per_tensor),
+    "rows": ((2, TILE + 64), layout.per_token),
+    "odd rows": ((2, TILE + 7), layout.per_token),
+    "short rows": ((5, 39), layout.per_token),
+    "images": ((3, 2, 96, 16), of_axis(1)),
+    "odd images": ((2, 2, 47, 45), of_axis(1)),
+    "small images": ((300, 2, 5, 4), of_axis(1)),
+    "last": ((TILE + 77, 3), last),
+    "last of more": ((33, 9), last),
+}
+
+
+def transposed(x):
+    return np.ascontiguousarray(x.T).T
+
+
+def strided(x):
+    room = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+    room[..., ::2] = x
+    return room[..., ::2]
+
+
+def unaligned(x):
+    room = np.empty(x.size + 1, x.dtype)
+    room[1:] = x.reshape(-1)
+    return room[1:].reshape(x.shape)
+
+
+def gradients(name, shape, granularity, dtype=np.float32, lay=np.asarray, code="float32",
+              sums=(np.float32, np.float32)):  # fmt: skip
+    """Both kernels on gradients of these shapes."""
+    g = granularity(shape)
+    grad, x = lay(data(shape, dtype)), lay(data(shape, dtype, 1))
+    scale = np.abs(data(g.channels, np.float32, 2)) + np.float32(0.01)
+    zero_point = data(g.channels, np.float32, 3)
+    outputs = [lay(np.zeros(shape, dtype)), *(np.zeros(g.channels, d) for d in sums)]
+
+    def call(kernel, inputs, outputs):
+        kernel(g, *inputs, (-8, 7, 0.37), code, *outputs)
+
+    kernels = getattr(cpu, name), getattr(learnable, name)
+    both(*kernels, [grad, x, scale, zero_point], outputs, call)
+
+
+@pytest.mark.parametrize("where", LAYOUTS)
+def test_gradients(where):
+    gradients("learnable_gradients_per_channel", *LAYOUTS[where])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("where", ["one tile", "images", "short rows", "last of more"])
+def test_gradients_of_dtypes(where, dtype):
+    shape, granularity = LAYOUTS[where]
+    code = "float64" if dtype == np.float64 else "float32"
+    sums = np.float64, np.float32
+    gradients("learnable_gradients_per_tensor_nearest", shape, granularity, dtype, code=code,
+              sums=sums)  # fmt: skip
+
+
+@pytest.mark.parametrize("lay", [transposed, strided, unaligned])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradients_as_they_lie(lay, axis):
+    gradients("learnable_gradients_per_channel_nearest", (6, 40), of_axis(axis), lay=lay)
+
+
+def test_gradients_of_wide_codes():
+    gradients("learnable_gradients_per_channel", (7, 60), layout.per_token, code="wide")
+
+
+@pytest.mark.parametrize("tiles", [twins.MANY - 1, twins.MANY, 2 * twins.CHUNK + 5])
+def test_tiles_are_added_in_order(tiles):
+    """By a thread and by a block, with chunks that are full and one that is not."""
+    channels = 2
+    terms = data((2, channels, tiles), np.float64)
+    by_block = tiles >= twins.MANY
+    sums = upload(terms if by_block else np.ascontiguousarray(terms.transpose(0, 2, 1)))
+    outputs = [upload(np.zeros(channels, d)) for d in (np.float64, np.float32)]
+    twins._add_tiles(*map(twins.device, [sums]), channels, tiles, [*map(twins.device, outputs)])
+    for s in range(2):
+        expected = np.add.accumulate(terms[s], axis=1)[:, -1]
+        assert (download(outputs[s]) == expected.astype(outputs[s].dtype)).all()
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, TILE, TILE + 1, 2 * TILE + 3 * 1024 + 5])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_totals(n, dtype):
+    call = lambda kernel, inputs, _: kernel(tuple(inputs))
+    both(cpu.squared_difference, metrics.squared_difference, [data(n, dtype), data(n, dtype, 1)],
+         [], call)  # fmt: skip
+    both(cpu.magnitude, metrics.magnitude, [unaligned(data(n, dtype))], [], call)
+
+
+def test_totals_of_arrays_that_lie_differently():
+    x = data((9, 70))
+    call = lambda kernel, inputs, _: kernel(tuple(inputs))
+    both(cpu.product, metrics.product, [transposed(x), x.astype(np.float64)], [], call)
+
+
+def test_total_of_nothing():
+    got = metrics.value((upload(np.zeros(0, np.float32)),))
+    assert got.shape == ()
+    assert download(got) == 0
