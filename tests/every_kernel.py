@@ -74,7 +74,9 @@ def otherwise(name):
 def op(name, dtype=np.float32, lay=lambda x: x):
     """Call an op in all ways, on floating data of this dtype that is laid out by `lay`."""
     for kwargs in otherwise(name):
-        results(name, {k: lay(as_dtype(k, v, dtype)) if k in DATA else v for k, v in kwargs.items()})
+        results(
+            name, {k: lay(as_dtype(k, v, dtype)) if k in DATA else v for k, v in kwargs.items()}
+        )
 
 
 def as_dtype(key, x, dtype):

@@ -352,7 +352,15 @@ class Gradients:
         for layout, flat in pieces(granularity, (g, x), (y,), ordered=True):
             shape = _Shape.of(layout, x.size)
             data = [a.argument() for a in flat]
-            rest = (*data[:2], s.argument(), z.argument(), *constants, data[2], sums.argument(), *by)
+            rest = (
+                *data[:2],
+                s.argument(),
+                z.argument(),
+                *constants,
+                data[2],
+                sums.argument(),
+                *by,
+            )
             if shape.beside or shape.short:
                 wide, blocks, pitch, jump = shape.across()
                 args = (channels, blocks, pitch, jump, shape.count, tiles, *rest)
@@ -529,9 +537,7 @@ class Total:
                     for u in range(count):
                         for k in range(width):
                             at_term = _count(base + _count(u * threads + k * column))
-                            terms[at_term] = np.float64(
-                                element(each(found, u * width + k), number)
-                            )
+                            terms[at_term] = np.float64(element(each(found, u * width + k), number))
                 else:
                     for u in range(count):
                         for k in range(width):

@@ -102,7 +102,9 @@ def test_out(name, place):
     assert_same(to_host(out), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in WITH_OUT if n.startswith("fake") or n == "adaround_hard"])
+@pytest.mark.parametrize(
+    "name", [n for n in WITH_OUT if n.startswith("fake") or n == "adaround_hard"]
+)
 def test_in_place(name):
     shape, axis = every_call(name)[0]
     kwargs = arguments(name, shape, axis)

@@ -1,0 +1,335 @@
+"""What all observers share: settings, a running range, and the qparams that follow from it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from npquant import backend, checks, dtypes, layout
+from npquant.arithmetic import (
+    astype,
+    beside,
+    copy,
+    empty,
+    flat,
+    kind,
+    maximum,
+    minimum,
+    reshape,
+    without_negative_zero,
+)
+from npquant.errors import show
+from npquant.layout import Granularity
+from npquant.meta import ArraySpec
+from npquant.modules.module import Array, Module, check_shape
+
+PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
+PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
+FLOAT_QPARAMS = "per_channel_affine_float_qparams"
+
+#: float32's machine epsilon, the least scale unless another is given.
+EPS = 2.0**-23
+
+FLOAT, EIGHT_BITS = dtypes.float32, (np.dtype(np.int8), np.dtype(np.uint8))
+
+
+class Observer(Module):
+    """What all observers share: the bounds of the codes, and qparams from a range.
+
+    A subclass lists the schemes it knows in `_schemes` and keeps `min_val` and `max_val`: of shape
+    () if `ch_axis` is None, else of one a channel, and of shape (0,) before it has seen any. What
+    it does with data is `_observe`; the range that qparams cover is `_range`.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Dtype of the codes.
+    qscheme : str
+        How qparams follow from the range.
+    reduce_range : bool
+        Whether to halve the bounds.
+    quant_min, quant_max : int or None
+        Least and greatest code; None for those of `dtype`.
+    eps : float
+        Least scale.
+    is_dynamic : bool
+        Whether each array is to have qparams of its own.
+    """
+
+    _schemes: ClassVar[tuple[str, ...]] = ()
+    _settings: ClassVar[tuple[str, ...]] = (
+        "dtype", "qscheme", "quant_min", "quant_max", "reduce_range", "ch_axis",
+    )  # fmt: skip
+    _buffers: ClassVar[tuple[str, ...]] = ("eps", "min_val", "max_val")
+
+    #: Why observers of a class cannot be merged, if they cannot.
+    _unmergeable: ClassVar[str] = ""
+
+    ch_axis: int | None = None
+    eps: Array
+    min_val: Array
+    max_val: Array
+
+    def __init__(
+        self, dtype: Any, qscheme: str, reduce_range: bool, quant_min: Any, quant_max: Any,
+        eps: float, is_dynamic: bool,
+    ) -> None:  # fmt: skip
+        self.dtype = dtypes.target(dtype)
+        self.qscheme = checks.option(qscheme, "qscheme", self._schemes)
+        self.reduce_range = checks.switch(reduce_range, "reduce_range")
+        self.has_customized_qrange = quant_min is not None or quant_max is not None
+        self.quant_min, self.quant_max = self._bounds(quant_min, quant_max)
+        self.is_dynamic = checks.switch(is_dynamic, "is_dynamic")
+        if self.is_dynamic:
+            self._check_dynamic()
+        self.eps = np.array([checks.scale_float32(eps, "eps")], FLOAT)
+        self.reset_min_max_vals()
+
+    def _bounds(self, quant_min: Any, quant_max: Any) -> tuple[int, int]:
+        """The bounds of the codes, with zero between and more than one code."""
+        if (quant_min is None) != (quant_max is None):
+            raise ValueError(
+                "quant_min and quant_max must be given both or neither, got "
+                f"{show(quant_min)} and {show(quant_max)}"
+            )
+        if quant_min is None:
+            lo, hi = dtypes.BOUNDS[self.dtype]
+            if self.reduce_range and self.dtype not in EIGHT_BITS:
+                raise ValueError(
+                    "reduce_range must be off, or bounds given, unless dtype is int8 or uint8, "
+                    f"got {self.dtype}"
+                )
+        else:
+            lo, hi = checks.bounds_of(quant_min, quant_max, self.dtype)
+        if self.reduce_range:
+            if self._symmetric and dtypes.BOUNDS[self.dtype][0] == 0:
+                raise ValueError(
+                    f"reduce_range must be off for symmetric {self.dtype}: its zero point would "
+                    "lie outside"
+                )
+            lo, hi = lo // 2, hi // 2
+        if not lo <= 0 <= hi or lo == hi:
+            raise ValueError(
+                "quant_min <= 0 <= quant_max with quant_min < quant_max is required, "
+                f"got {lo} and {hi}"
+            )
+        return lo, hi
+
+    def _check_dynamic(self) -> None:
+        """Raise a ValueError unless this observer can be dynamic."""
+        raise ValueError(f"is_dynamic must be False for {type(self).__name__}, got True")
+
+    @property
+    def _symmetric(self) -> bool:
+        return self.qscheme.endswith("_symmetric")
+
+    @property
+    def _middle(self) -> int:
+        """The zero point of a symmetric scheme."""
+        least, greatest = dtypes.BOUNDS[self.dtype]
+        if least != 0:
+            return 0
+        if self.has_customized_qrange:
+            return (self.quant_min + self.quant_max) // 2
+        return (greatest + 1) // 2
+
+    # --- seeing -------------------------------------------------------------------------------
+
+    def forward(self, call: Callable[..., Any], x: Any) -> Any:
+        """Observe `x` and return it; empty arrays and specs leave no trace."""
+        data = checks.real(x, "x")
+        if self.ch_axis is not None:
+            axis = checks.axis_of(self.ch_axis, data, "ch_axis")
+            granularity = layout.per_channel(data.shape, axis)
+        else:
+            granularity = Granularity(1, data.size, None)
+        if type(data) is not ArraySpec and data.size:
+            self._check_channels(granularity.channels)
+            self._observe(granularity, data)
+        return x
+
+    def _observe(self, granularity: Granularity, x: Array) -> None:
+        raise NotImplementedError(f"{type(self).__name__} observes nothing")
+
+    def _check_channels(self, channels: int) -> None:
+        shape, _ = kind(self.min_val)
+        if shape and shape[0] not in (0, channels):
+            raise ValueError(
+                f"x must have {shape[0]} channels along ch_axis {self.ch_axis}, as "
+                f"before, got {channels}"
+            )
+
+    @property
+    def _unset(self) -> bool:
+        """Whether nothing was seen."""
+        if not isinstance(self.min_val, np.ndarray):
+            return False  # it came to a GPU with what was seen
+        if self.min_val.ndim:
+            return self.min_val.size == 0
+        return bool(self.min_val == math.inf and self.max_val == -math.inf)
+
+    def _set_range(self, least: Array, greatest: Array) -> None:
+        """Keep the extremes, which have one element a channel."""
+        shape = () if self.ch_axis is None else kind(least)[0]
+        self.min_val, self.max_val = reshape(least, shape), reshape(greatest, shape)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget everything that was seen."""
+        shape = () if self.ch_axis is None else (0,)
+        self.min_val = np.full(shape, math.inf, FLOAT)
+        self.max_val = np.full(shape, -math.inf, FLOAT)
+
+    # --- choosing -----------------------------------------------------------------------------
+
+    def calculate_qparams(self) -> tuple[Array, Array]:
+        """Choose scale and zero point from what was seen.
+
+        Returns
+        -------
+        scale : ndarray
+            Scales, float32 of shape (1,) or of one a channel. Before anything was seen 1, with a
+            warning.
+        zero_point : ndarray
+            Zero points of the same shape: int32 of the affine schemes, int64 of the symmetric ones,
+            float32 of the scheme with float qparams. Before anything was seen an int64 0.
+        """
+        if self._unset:
+            warnings.warn("nothing was observed: the scale is 1, the zero point 0", stacklevel=2)
+            return np.ones(1, FLOAT), np.zeros(1, np.int64)
+        least, greatest = self._range()
+        lib: Any = backend.of(least)
+        if self.qscheme == FLOAT_QPARAMS:
+            choose, code = lib.choose_kept_float, FLOAT
+        elif self._symmetric:
+            choose, code = lib.choose_symmetric, np.dtype(np.int64)
+        else:
+            choose, code = lib.choose_affine, dtypes.int32
+        shape, _ = kind(least)
+        scale, zero_point = empty(least, shape, FLOAT), empty(least, shape, code)
+        choose(
+            least, greatest, (self.quant_min, self.quant_max), float(self.eps[0]), self._middle,
+            "float32", scale, zero_point,
+        )  # fmt: skip
+        return scale, zero_point
+
+    def _range(self) -> tuple[Array, Array]:
+        """The range that the qparams cover, one element a channel."""
+        return flat(self.min_val), flat(self.max_val)
+
+    # --- merging and state --------------------------------------------------------------------
+
+    def merge(self, other: Self) -> None:
+        """Add what another observer of the same settings has seen.
+
+        Parameters
+        ----------
+        other : Observer
+            Observer of the same class and settings. It is left as it is.
+
+        Raises
+        ------
+        TypeError
+            If `other` is of another class, or observers of this class cannot be merged.
+        ValueError
+            If the settings differ, or the numbers of channels.
+        """
+        if self._unmergeable:
+            raise TypeError(f"a {type(self).__name__} cannot be merged: {self._unmergeable}")
+        if type(other) is not type(self):
+            raise TypeError(f"other must be a {type(self).__name__}, got {show(other)}")
+        for name in self._settings:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise ValueError(f"other must have the {name} {show(ours)}, got {show(theirs)}")
+        if other._unset:
+            return
+        (ours, _), (theirs, _) = kind(self.min_val), kind(other.min_val)
+        if not self._unset and ours != theirs:
+            raise ValueError(f"other must have {ours[0]} channels, got {theirs[0]}")
+        self._merge(other)
+
+    def _merge(self, other: Self) -> None:
+        if self._unset:
+            self._set_range(flat(copy(other.min_val)), flat(copy(other.max_val)))
+        else:
+            self.min_val = minimum(self.min_val, beside(self.min_val, other.min_val))
+            self.max_val = maximum(self.max_val, beside(self.max_val, other.max_val))
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        """The extremes have one shape, and the right order unless they are of nothing."""
+        shape: tuple[int, ...] = ()
+        if self.ch_axis is not None:
+            shape = (state["min_val"].size,)
+        for name, array in state.items():
+            check_shape(prefix + name, array, ((1,) if name == "eps" else shape,))
+        least, greatest = state["min_val"], state["max_val"]
+        wrong = (least > greatest) & ~((least == math.inf) & (greatest == -math.inf))
+        if wrong.any():
+            raise ValueError(
+                f"state_dict[{prefix + 'min_val'!r}] must not exceed max_val, got "
+                f"{show(least)} and {show(greatest)}"
+            )
+        if not state["eps"] > 0:
+            raise ValueError(
+                f"state_dict[{prefix + 'eps'!r}] must be positive, got {show(state['eps'])}"
+            )
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of the repr."""
+        return f"min_val={self.min_val}, max_val={self.max_val}"
+
+
+def extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
+    """The least and the greatest value of each channel in float32; NaN where there is one."""
+    return kept(*backend.of(x).minmax(granularity, x))
+
+
+def kept(least: Array, greatest: Array) -> tuple[Array, Array]:
+    """A range in float32. No zero has a sign: which is the least would depend on order."""
+    low, high = (without_negative_zero(astype(v, FLOAT)) for v in (least, greatest))
+    return low, high
+
+
+def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
+    """The same of what is finite in float32; +inf and -inf where nothing is. No NaN is let in."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(
+            "x must be a NumPy array for an observer that counts, got an array on a GPU; "
+            "npquant.cuda.to_host copies it"
+        )
+    least, greatest = extremes(granularity, x)
+    if np.isnan(least).any():
+        raise ValueError("x must not have a NaN, which has no bin")
+    if np.isinf(least).any() or np.isinf(greatest).any():
+        warnings.warn("x has infinities, which are not observed", stacklevel=5)
+        return kept(*backend.of(x).minmax_finite(granularity, x))
+    return least, greatest
+
+
+def widen_range(observer: Observer, least: Array, greatest: Array) -> None:
+    if not observer._unset:
+        low, high = (beside(least, flat(v)) for v in (observer.min_val, observer.max_val))
+        least, greatest = minimum(least, low), maximum(greatest, high)
+    observer._set_range(least, greatest)
+
+
+def within(value: Any, name: str, least: int, greatest: int) -> int:
+    n = checks.shaping(value, name)
+    if not least <= n <= greatest:
+        raise ValueError(f"{name} must lie within {least}..{greatest}, got {show(n)}")
+    return n
+
+
+def uniform(dtype: dtypes.DType) -> None:
+    """Refuse float8, whose codes are not evenly spaced."""
+    if dtype in dtypes.FLOAT8:
+        raise TypeError(f"dtype must be one of evenly spaced codes, got {dtype}")
+
+
+def check_counts(key: str, counts: Array) -> None:
+    if not ((counts >= 0) & (counts < math.inf)).all():
+        raise ValueError(f"state_dict[{key!r}] must have finite counts, none of them negative")

@@ -1,0 +1,422 @@
+"""Observers of a histogram whose range doubles, so that observers of parts can be merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from npquant import backend, checks
+from npquant.errors import show
+from npquant.layout import Granularity
+from npquant.modules.module import Array, check_shape
+from npquant.modules.observers.base import (
+    EPS,
+    PER_CHANNEL,
+    PER_TENSOR,
+    Observer,
+    check_counts,
+    finite_extremes,
+    uniform,
+    widen_range,
+    within,
+)
+
+#: No bound is less than 2**this: float32 holds 1 / width for it, with the most bins.
+_LEAST_EXPONENT = -100
+
+
+class _CountingObserver(Observer):
+    """What the observers with a doubling histogram share.
+
+    The bins of a channel are of one width, a power of two, from -2**exponent to 2**exponent, which
+    is more than any magnitude seen. When more is seen, the width doubles until it is enough, and
+    each two bins become one: the counts are those that all the data would give at once. So neither
+    the order of arrays nor how they were cut, nor merging, changes a bit.
+    """
+
+    _schemes = (*PER_TENSOR, *PER_CHANNEL)
+    _settings = (*Observer._settings, "bins")
+    _buffers = ("eps", "histogram", "exponent", "min_val", "max_val")
+
+    histogram: Array
+    exponent: Array
+
+    def __init__(
+        self, bins: int, ch_axis: int | None, dtype: Any, qscheme: str | None, reduce_range: bool,
+        quant_min: int | None, quant_max: int | None, eps: float,
+    ) -> None:  # fmt: skip
+        self.bins = within(bins, "bins", 16, 2**24)
+        if self.bins & (self.bins - 1):
+            raise ValueError(f"bins must be a power of two, got {self.bins}")
+        self.ch_axis = None if ch_axis is None else checks.shaping(ch_axis, "ch_axis")
+        schemes = PER_TENSOR if ch_axis is None else PER_CHANNEL
+        scheme = schemes[0] if qscheme is None else checks.option(qscheme, "qscheme", self._schemes)
+        if scheme not in schemes:
+            raise ValueError(
+                f"with ch_axis {ch_axis} qscheme must be one of {', '.join(schemes)}, got {scheme}"
+            )
+        super().__init__(dtype, scheme, reduce_range, quant_min, quant_max, eps, False)
+        uniform(self.dtype)
+
+    def _observe(self, granularity: Granularity, x: Array) -> None:
+        least, greatest = finite_extremes(granularity, x)
+        self._grow(granularity.channels, _exponents(least, greatest))
+        exponent = self.exponent.reshape(-1)
+        with np.errstate(over="ignore"):
+            bound = np.ldexp(np.float32(1), exponent)
+        inverse = np.ldexp(np.float32(self.bins // 2), -exponent)
+        backend.of(x).count_doubling(granularity, x, inverse, bound, self._counts())
+        widen_range(self, least, greatest)
+
+    def _counts(self) -> Array:
+        return self.histogram.reshape(-1, self.bins)
+
+    def _grow(self, channels: int, exponent: Array) -> None:
+        """Let the bins reach to these exponents at least."""
+        if self._unset:
+            shape = () if self.ch_axis is None else (channels,)
+            self.exponent = np.full(shape, _LEAST_EXPONENT, np.int32)
+            self.histogram = np.zeros((*shape, self.bins), np.int64)
+        old = self.exponent.reshape(-1)
+        new = np.maximum(old, exponent)
+        backend.of(new).double((new - old).astype(np.int64), self._counts())
+        self.exponent = new.reshape(self.exponent.shape)
+
+    def _merge(self, other: Self) -> None:
+        exponent = other.exponent.reshape(-1)
+        self._grow(exponent.size, exponent)
+        theirs = other._counts().copy()
+        shifts = (self.exponent.reshape(-1) - exponent).astype(np.int64)
+        backend.of(theirs).double(shifts, theirs)
+        self.histogram = self.histogram + theirs.reshape(self.histogram.shape)
+        super()._merge(other)
+
+    def _range(self) -> tuple[Array, Array]:
+        least, greatest = (v.copy() for v in super()._range())
+        nothing = least > greatest
+        least[nothing] = greatest[nothing] = 0
+        width = np.ldexp(2.0 / self.bins, self.exponent.reshape(-1))
+        low, high = np.empty_like(least), np.empty_like(greatest)
+        affine, symmetric, option = self._method(backend.of(least))
+        (symmetric if self._symmetric else affine)(
+            self._counts(), width, least, greatest, (self.quant_min, self.quant_max), self._middle,
+            option, low, high,
+        )  # fmt: skip
+        return low, high
+
+    def _method(self, lib: Any) -> tuple[Any, Any, float]:
+        """The kernels for the affine and the symmetric schemes, and their number."""
+        raise NotImplementedError(f"{type(self).__name__} has no method")
+
+    def reset_min_max_vals(self) -> None:
+        """Forget everything that was seen."""
+        super().reset_min_max_vals()
+        shape = self.min_val.shape
+        self.exponent = np.full(shape, _LEAST_EXPONENT, np.int32)
+        self.histogram = np.zeros((*shape, self.bins), np.int64)
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        rest = dict(state)
+        histogram = rest.pop("histogram")
+        super()._check_state(prefix, rest)
+        check_shape(prefix + "histogram", histogram, ((*state["min_val"].shape, self.bins),))
+        check_counts(prefix + "histogram", histogram)
+        wanted = _exponents(state["min_val"], state["max_val"])
+        if not ((state["exponent"] >= wanted) & (state["exponent"] <= 128)).all():
+            raise ValueError(
+                f"state_dict[{prefix + 'exponent'!r}] must be at least that of the extremes, "
+                f"got {show(state['exponent'])}"
+            )
+
+
+def _exponents(least: Array, greatest: Array) -> Array:
+    """Of the least powers of two above all magnitudes, or what stands for nothing and for zeros."""
+    reach = np.maximum(-least, greatest)
+    exponent = np.frexp(np.where(reach > 0, reach, np.float32(0)))[1]
+    return np.maximum(np.where(reach > 0, exponent, _LEAST_EXPONENT), _LEAST_EXPONENT).astype(
+        np.int32
+    )
+
+
+class PercentileObserver(_CountingObserver):
+    """Observe a histogram, and clip the range at a percentile.
+
+    An affine scheme covers the values from the percentile ``100 - percentile`` to `percentile`; a
+    symmetric one the magnitudes up to `percentile`. Inside a bin values are taken to lie evenly. No
+    range goes beyond what was seen.
+
+    Parameters
+    ----------
+    percentile : float, default 99.99
+        How much of the data lies below the upper end; more than 50, at most 100.
+    bins : int, default 4096
+        Number of bins, a power of two from 16 to 2**24. Each channel has its own.
+    ch_axis : int, optional
+        Axis of the channels; a negative one counts from the end. Without it, all is one channel.
+    dtype : dtype, default uint8
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2.
+    qscheme : str, optional
+        "per_tensor_affine" or "per_tensor_symmetric", with `ch_axis` "per_channel_affine" or
+        "per_channel_symmetric". The first of the two by default.
+    reduce_range : bool, default False
+        Whether to halve the bounds, rounding down: those of int8 and uint8, or the given ones.
+    quant_min, quant_max : int, optional
+        Least and greatest code, both or neither, within the bounds of `dtype` and with zero
+        between. Without them, the bounds of `dtype`.
+    eps : float, default 2**-23
+        Least scale, rounded to float32.
+
+    Attributes
+    ----------
+    histogram : ndarray
+        Counts, int64 of shape (bins,), or (C, bins) with `ch_axis`.
+    exponent : ndarray
+        The bins reach from ``-2**exponent`` to ``2**exponent``; int32 of shape () or (C,).
+    min_val, max_val : ndarray
+        Least and greatest value seen, float32 of shape () or (C,); +inf and -inf of none.
+    eps : ndarray
+        Least scale, float32 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
+        `qscheme` is unknown
+        here, `eps` is not positive, `bins` is no power of two, or `percentile` is out of
+        range. Of a call: if the array has a NaN, or other channels than before.
+
+    See Also
+    --------
+    MSEObserver : Clip where the squared error is least.
+    EntropyObserver : Clip where the fewest bits are lost.
+
+    Notes
+    -----
+    PyTorch has no such observer. The method is that of Wu et al., "Integer Quantization for Deep
+    Learning Inference: Principles and Empirical Evaluation", 2020, section 5.1, which has it for
+    magnitudes. Infinities are left out, with a warning.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.modules import PercentileObserver
+    >>> observer = PercentileObserver(99, dtype=np.int8, qscheme="per_tensor_symmetric")
+    >>> x = observer(np.array([*np.linspace(-1, 1, 999), 50], np.float32))
+    >>> scale, zero_point = observer.calculate_qparams()
+    >>> print(f"{127.5 * scale.item():.2f}")
+    0.99
+    """
+
+    _settings = (*_CountingObserver._settings, "percentile")
+
+    def __init__(
+        self,
+        percentile: float = 99.99,
+        bins: int = 4096,
+        ch_axis: int | None = None,
+        dtype: Any = np.uint8,
+        qscheme: str | None = None,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        *,
+        eps: float = EPS,
+    ) -> None:
+        self.percentile = checks.finite(percentile, "percentile")
+        if not 50 < self.percentile <= 100:
+            raise ValueError(
+                f"percentile must be more than 50 and at most 100, got {self.percentile}"
+            )
+        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps)
+
+    def _method(self, lib: Any) -> tuple[Any, Any, float]:
+        return lib.clip_percentile, lib.clip_percentile_symmetric, self.percentile
+
+
+class MSEObserver(_CountingObserver):
+    """Observe a histogram, and clip the range where the squared error is least.
+
+    Ranges of n / 100 of what was seen are tried, with the qparams that each would have: of both
+    ends together, then, in an affine scheme, of each end alone until neither moves. Of equals the
+    widest wins. The error of a bin is the integral over its width, exact for values that lie evenly
+    in it: a code's error is a parabola.
+
+    Parameters
+    ----------
+    bins : int, default 4096
+        Number of bins, a power of two from 16 to 2**24. Each channel has its own.
+    ch_axis : int, optional
+        Axis of the channels; a negative one counts from the end. Without it, all is one channel.
+    dtype : dtype, default uint8
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2.
+    qscheme : str, optional
+        "per_tensor_affine" or "per_tensor_symmetric", with `ch_axis` "per_channel_affine" or
+        "per_channel_symmetric". The first of the two by default.
+    reduce_range : bool, default False
+        Whether to halve the bounds, rounding down: those of int8 and uint8, or the given ones.
+    quant_min, quant_max : int, optional
+        Least and greatest code, both or neither, within the bounds of `dtype` and with zero
+        between. Without them, the bounds of `dtype`.
+    eps : float, default 2**-23
+        Least scale, rounded to float32.
+
+    Attributes
+    ----------
+    histogram : ndarray
+        Counts, int64 of shape (bins,), or (C, bins) with `ch_axis`.
+    exponent : ndarray
+        The bins reach from ``-2**exponent`` to ``2**exponent``; int32 of shape () or (C,).
+    min_val, max_val : ndarray
+        Least and greatest value seen, float32 of shape () or (C,); +inf and -inf of none.
+    eps : ndarray
+        Least scale, float32 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
+        `qscheme` is unknown
+        here, `eps` is not positive, or `bins` is no power of two. Of a call: if the array
+        has a NaN, or other channels than before.
+
+    See Also
+    --------
+    HistogramObserver : Observe a histogram, and clip it as PyTorch does.
+    PercentileObserver : Clip at a percentile.
+
+    Notes
+    -----
+    PyTorch has no such observer. The criterion is that of OMSE, Choukroun et al., "Low-bit
+    Quantization of Neural Networks for Efficient Inference", 2019; the bins are integrated as in
+    caffe2's ``norm_minimization.cc``. Infinities are left out, with a warning.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.modules import MSEObserver
+    >>> observer = MSEObserver(dtype=np.int8, quant_min=-8, quant_max=7)
+    >>> x = observer(np.array([*np.linspace(-1, 1, 9999), 8], np.float32))
+    >>> scale, zero_point = observer.calculate_qparams()
+    >>> print(f"{scale.item():.2f}")
+    0.14
+    """
+
+    def __init__(
+        self,
+        bins: int = 4096,
+        ch_axis: int | None = None,
+        dtype: Any = np.uint8,
+        qscheme: str | None = None,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        *,
+        eps: float = EPS,
+    ) -> None:
+        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps)
+
+    def _method(self, lib: Any) -> tuple[Any, Any, float]:
+        return lib.clip_mse, lib.clip_mse_symmetric, float(self.eps[0])
+
+
+class EntropyObserver(_CountingObserver):
+    """Observe a histogram, and clip the range where the fewest bits are lost.
+
+    For each number of bins of magnitudes, from one a code on, P is the histogram with what lies
+    beyond in its last bin, and Q what remains of it with a code's worth of bins each: the same
+    for all that hold something. The range of least KL(P || Q) is chosen, of equals the widest. A
+    code's sign takes half of the codes, unless the scheme is affine and no value lies on the other
+    side of zero.
+
+    Parameters
+    ----------
+    bins : int, default 4096
+        Number of bins, a power of two from 16 to 2**24. Each channel has its own.
+    ch_axis : int, optional
+        Axis of the channels; a negative one counts from the end. Without it, all is one channel.
+    dtype : dtype, default uint8
+        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
+        uint2.
+    qscheme : str, optional
+        "per_tensor_affine" or "per_tensor_symmetric", with `ch_axis` "per_channel_affine" or
+        "per_channel_symmetric". The first of the two by default.
+    reduce_range : bool, default False
+        Whether to halve the bounds, rounding down: those of int8 and uint8, or the given ones.
+    quant_min, quant_max : int, optional
+        Least and greatest code, both or neither, within the bounds of `dtype` and with zero
+        between. Without them, the bounds of `dtype`.
+    eps : float, default 2**-23
+        Least scale, rounded to float32.
+
+    Attributes
+    ----------
+    histogram : ndarray
+        Counts, int64 of shape (bins,), or (C, bins) with `ch_axis`.
+    exponent : ndarray
+        The bins reach from ``-2**exponent`` to ``2**exponent``; int32 of shape () or (C,).
+    min_val, max_val : ndarray
+        Least and greatest value seen, float32 of shape () or (C,); +inf and -inf of none.
+    eps : ndarray
+        Least scale, float32 of shape (1,).
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or of a dtype that is not allowed.
+    ValueError
+        If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
+        `qscheme` is unknown
+        here, `eps` is not positive, or `bins` is no power of two or less than four times
+        the number of codes. Of a call: if the array has a NaN, or other channels than before.
+
+    See Also
+    --------
+    PercentileObserver : Clip at a percentile.
+    MSEObserver : Clip where the squared error is least.
+
+    Notes
+    -----
+    PyTorch has no such observer. The method is TensorRT's: Migacz, "8-bit Inference with TensorRT",
+    GPU Technology Conference 2017. The bins are divided among the codes as evenly as can be.
+    It needs many values: of a few hundred, the shape of the histogram says little. Infinities are
+    left out, with a warning.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.modules import EntropyObserver
+    >>> observer = EntropyObserver(dtype=np.int8, qscheme="per_tensor_symmetric")
+    >>> x = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    >>> x[0] = 50
+    >>> scale, zero_point = observer(x) is x and observer.calculate_qparams()
+    >>> bool(127.5 * scale < 6)
+    True
+    """
+
+    def __init__(
+        self,
+        bins: int = 4096,
+        ch_axis: int | None = None,
+        dtype: Any = np.uint8,
+        qscheme: str | None = None,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        *,
+        eps: float = EPS,
+    ) -> None:
+        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps)
+        codes = self.quant_max - self.quant_min + 1
+        if self.bins < 4 * codes:
+            raise ValueError(f"bins must be at least four times the {codes} codes, got {self.bins}")
+
+    def _method(self, lib: Any) -> tuple[Any, Any, float]:
+        return lib.clip_entropy, lib.clip_entropy_symmetric, 0.0

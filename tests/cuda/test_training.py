@@ -1,0 +1,191 @@
+"""Tape, optimizers and modules on arrays on a GPU: the CPU's bits, and nothing goes to the host."""
+
+import numpy as np
+import pytest
+
+import npquant as nq
+from cases import assert_same
+from npquant import cuda
+from npquant.autograd import Parameter, Tape
+from npquant.modules import (
+    AdaroundFakeQuantizer,
+    FakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+    HistogramObserver,
+    LearnableFakeQuantize,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    PerChannelMinMaxObserver,
+)
+from npquant.optim import SGD, Adam
+
+RNG = np.random.default_rng(5)
+BATCHES = [RNG.normal(0, 1 + i, (3, 37)).astype(np.float32) for i in range(3)]
+OBSERVERS = {
+    "min-max": lambda: MinMaxObserver(dtype=np.int8),
+    "moving average": lambda: MovingAverageMinMaxObserver(0.1),
+    "per channel": lambda: PerChannelMinMaxObserver(ch_axis=0, dtype=np.int8),
+    "symmetric": lambda: PerChannelMinMaxObserver(dtype=np.int8, qscheme="per_channel_symmetric"),
+    "moving, per channel": lambda: MovingAveragePerChannelMinMaxObserver(0.1),
+}
+MODULES = {
+    "fake quantize": FakeQuantize,
+    "fake quantize per channel": lambda: FakeQuantize(PerChannelMinMaxObserver),
+    "fused": FusedMovingAvgObsFakeQuantize,
+    "fused per channel": lambda: FusedMovingAvgObsFakeQuantize(
+        MovingAveragePerChannelMinMaxObserver
+    ),
+    "learnable, estimating": lambda: LearnableFakeQuantize(MinMaxObserver, scale=0.1),
+    "adaround": lambda: AdaroundFakeQuantizer(),
+}
+LEARNABLE = {
+    "tensor": lambda: LearnableFakeQuantize(
+        MinMaxObserver, -8, 7, 0.3, 0.6, dtype=np.int8, use_grad_scaling=True
+    ),
+    "channel": lambda: LearnableFakeQuantize(
+        PerChannelMinMaxObserver, -8, 7, 0.3, 0.6, 3, dtype=np.int8
+    ),
+    "token": lambda: LearnableFakeQuantize(
+        PerChannelMinMaxObserver, -8, 7, 0.3, 0.6, 3, dtype=np.int8, per_token=True
+    ),
+    "group": lambda: LearnableFakeQuantize(
+        PerChannelMinMaxObserver, -8, 7, 0.3, 0.6, 12, dtype=np.int8, group_size=8
+    ),
+}
+OPTIMIZERS = {
+    "SGD": lambda p: SGD(p, 0.1),
+    "momentum": lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "Adam": lambda p: Adam(p, 0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_to_the_host(monkeypatch):
+    """Where a test brings a result to NumPy, it says so by `seen`."""
+
+    def refuse(*args):
+        raise AssertionError("copied to the host")
+
+    monkeypatch.setattr("npquant.cuda.to_host", refuse)
+
+
+seen_on_host = cuda.to_host
+
+
+def seen(value):
+    return value if isinstance(value, np.ndarray) else seen_on_host(value)
+
+
+def same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert not isinstance(a, np.ndarray)
+        assert_same(seen(a), b)
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+def test_observers(name):
+    ours, theirs = OBSERVERS[name](), OBSERVERS[name]()
+    for x in BATCHES:
+        ours(cuda.to_device(x))
+        theirs(x)
+    same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+    same(ours.calculate_qparams(), theirs.calculate_qparams())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name):
+    ours, theirs = MODULES[name](), MODULES[name]()
+    for x in BATCHES:
+        same((ours(cuda.to_device(x)),), (theirs(x),))
+    same(ours.calculate_qparams(), theirs.calculate_qparams())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_state_survives_the_host(name, monkeypatch):
+    """Saved to NumPy in the middle, and loaded into a new module that goes on."""
+    ours, theirs = MODULES[name](), MODULES[name]()
+    first, second = BATCHES[0], BATCHES[0][:, ::-1].copy()
+    ours(cuda.to_device(first))
+    theirs(first)
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    state = ours.state_dict()
+    assert state.keys() == theirs.state_dict().keys()
+    for key, value in theirs.state_dict().items():
+        assert_same(state[key], value)
+    again = MODULES[name]()
+    again.load_state_dict(state)
+    same((again(cuda.to_device(second)),), (theirs(second),))
+
+
+def training(make, optimizer, put):
+    """Three steps: the outputs, the gradients and the state after them."""
+    fake = make().enable_param_learning()
+    step = OPTIMIZERS[optimizer]([fake.scale, fake.zero_point])
+    found = []
+    for i, x in enumerate(BATCHES):
+        x, grad = put(x), put(BATCHES[i - 1])
+        with Tape() as tape:
+            tape.watch(x)
+            y = tape.apply(fake, x)
+        gradients = tape.gradient(y, [x, fake.scale, fake.zero_point], grad)
+        step.step(gradients[1:])
+        found += [y, *gradients, fake.scale.value, fake.zero_point.value]
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", LEARNABLE)
+def test_learned_qparams(name, optimizer):
+    if name == "group":
+        pytest.skip("37 values are no groups; see test_learned_groups")
+    ours = training(LEARNABLE[name], optimizer, cuda.to_device)
+    same(ours, training(LEARNABLE[name], optimizer, np.copy))
+
+
+def test_learned_groups(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.BATCHES", [x[:, :32].copy() for x in BATCHES])
+    ours = training(LEARNABLE["group"], "SGD", cuda.to_device)
+    same(ours, training(LEARNABLE["group"], "SGD", np.copy))
+
+
+def test_a_gradient_of_two_uses_is_their_sum():
+    def both(put):
+        x, scale = put(BATCHES[0]), Parameter(put(np.array([0.3], np.float32)))
+        zero_point = put(np.zeros(1, np.float32))
+        with Tape() as tape:
+            f = nq.fake_quantize_learnable_per_tensor_affine
+            y = tape.apply(f, x, scale, zero_point, -8, 7)
+            z = tape.apply(f, y, scale, zero_point, -2, 1)
+        return [z, *tape.gradient(z, [scale], put(BATCHES[1]))]
+
+    same(both(cuda.to_device), both(np.copy))
+
+
+def test_adaround_is_learned():
+    def learned(put):
+        w, fake = put(BATCHES[0]), AdaroundFakeQuantizer()
+        fake(w)
+        step, found = Adam([fake.V], 0.1), []
+        for _ in range(2):
+            with Tape() as tape:
+                soft = tape.apply(fake, w)
+                loss = tape.apply(nq.adaround_regularizer, fake.V, 4.0)
+            gradient = tape.gradient(loss, fake.V)
+            step.step([gradient])
+            found += [soft, loss, gradient, fake.V.value]
+        return [*found, fake.hard(w), fake.codes(w)]
+
+    ours, theirs = learned(cuda.to_device), learned(np.copy)
+    same(ours, theirs)
+
+
+def test_counting_observers_refuse():
+    with pytest.raises(TypeError, match="x must be a NumPy array"):
+        HistogramObserver()(cuda.to_device(BATCHES[0]))
+
+
+def test_optimizers_refuse_a_mixture():
+    p = cuda.to_device(BATCHES[0])
+    with pytest.raises(TypeError, match=r"gradients\[0\] and input must be of one kind"):
+        SGD([p], 0.1).step([BATCHES[0]])
