@@ -40,9 +40,10 @@ def on_host(a: Array) -> np.ndarray[Any, Any]:
     """A copy of `a` in NumPy, which for an array on a GPU waits."""
     if isinstance(a, np.ndarray):
         return a.copy()
-    from npquant.cuda import to_host
+    from npquant import cuda
 
-    return to_host(a)
+    found: np.ndarray[Any, Any] = cuda.to_host(a)
+    return found
 
 
 def full(like: Array, shape: tuple[int, ...], dtype: Any, value: float) -> Array:

@@ -549,6 +549,7 @@ def _array(part: Any) -> Array:
 def _own(grad: Array | None, taken: set[int]) -> Array | None:
     """`grad` as an array that shares its memory with no other that is returned."""
     if grad is not None and (id(grad) in taken or getattr(grad, "base", None) is not None):
-        return copy(grad)
+        grad = copy(grad)
+        return grad
     taken.add(id(grad))
     return grad

@@ -227,8 +227,8 @@ def flat(x: Array) -> Array:
     if type(x) is not np.ndarray:
         from npquant.cuda.walk import packed
 
-        u = packed(array(x, "input"))
-        return u.viewed((u.size,))
+        p: Array = packed(array(x, "input"))
+        return p.viewed((p.size,))
     if x.ndim == 1 and x.flags.carray:
         return x
     u = np.ascontiguousarray(x).reshape(-1)

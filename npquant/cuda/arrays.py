@@ -241,7 +241,8 @@ class Simulator:
 def _memory(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The simulator's memory as a kernel sees it; its owner keeps it alive."""
     held = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(held, np.uint8).view(dtype)
+    found: np.ndarray[Any, Any] = np.ndarray((count,), dtype, held)
+    return found
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

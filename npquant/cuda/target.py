@@ -140,11 +140,12 @@ class _Compiled:
         launch(_stream(on), _configuration(blocks, threads), self._kernel, *values)
 
 
-def flattened(values: tuple[Any, ...]) -> list[Any]:
+def flattened(values: Any) -> list[Any]:
     """`values`, with the members of tuples in place of tuples, as a kernel receives them."""
     found: list[Any] = []
     for v in values:
-        found.extend(flattened(tuple(v)) if isinstance(v, (tuple, types.BaseTuple)) else (v,))
+        several = isinstance(v, (tuple, types.BaseTuple))
+        found.extend(flattened(v) if several else (v,))
     return found
 
 

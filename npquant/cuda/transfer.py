@@ -11,7 +11,7 @@ from npquant.cuda import target
 from npquant.cuda.arrays import Interface, Simulator, device
 from npquant.cuda.walk import packed
 
-_library = Simulator() if target.SIMULATED else Interface()
+_library: Any = Simulator() if target.SIMULATED else Interface()
 
 
 def to_device(array: np.ndarray[Any, Any]) -> Any:

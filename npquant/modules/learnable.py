@@ -320,14 +320,16 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _scale(self) -> Array:
         """The scale that is used: not below eps."""
-        return maximum(self.scale.value, float(self.eps[0]))
+        least: Array = maximum(self.scale.value, float(self.eps[0]))
+        return least
 
     def _zero_point(self) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
         z = self.zero_point.value
         if not self._symmetric:
             return z
-        return full_like(z, self.activation_post_process._middle)
+        middle: Array = full_like(z, self.activation_post_process._middle)
+        return middle
 
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Give scale and zero point as a call uses them.
@@ -386,7 +388,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             width = x.shape[-1] if x.ndim else 1
         else:
             return x
-        return reshape(x, (x.size // width, width))
+        rows: Array = reshape(x, (x.size // width, width))
+        return rows
 
     def _channels(self, x: Array) -> Iterable[Array]:
         return np.moveaxis(x, self.ch_axis, 0) if self.is_per_channel else [x]

@@ -202,6 +202,7 @@ class Observer(Module):
             return np.ones(1, FLOAT), np.zeros(1, np.int64)
         least, greatest = self._range()
         lib: Any = backend.of(least)
+        code: dtypes.DType
         if self.qscheme == FLOAT_QPARAMS:
             choose, code = lib.choose_kept_float, FLOAT
         elif self._symmetric:
