@@ -51,8 +51,8 @@ def _warn(error: BaseException) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            f"kernels are compiled anew in every process, since Numba's cache fails ({error}); "
-            "set NUMBA_CACHE_DIR to a folder that can be written to",
+            f"kernels are compiled anew in every process, since they cannot be kept ({error}); set "
+            "NUMBA_CACHE_DIR to a folder that can be written to",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -116,10 +116,10 @@ class Kernel:
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
         if size < PARALLEL_FROM or threads() == 1 or _parallel.locked():
-            entry = self.serial.get(key) or self._compiled(self.serial, key)
+            entry = self.serial.get(key) or _once(self.serial, key, self._compile_serial)
             entry(0, n, *args)
             return
-        entry = self.parallel.get(key) or self._compiled(self.parallel, key)
+        entry = self.parallel.get(key) or _once(self.parallel, key, self._compile_parallel)
         place = next((i for i, a in enumerate(args) if type(a) is tuple), None)
         grain = grain or max(1, n * GRAIN // size)
         with _parallel:
@@ -127,14 +127,6 @@ class Kernel:
                 entry(n, grain, args)
             else:
                 entry(n, grain, args[:place] + args[place + 1 :], args[place])
-
-    def _compiled(self, forms: dict[Key, Any], key: Key) -> Any:
-        """One of the forms for a key; several threads that need it compile it once."""
-        with global_compiler_lock:
-            if key not in forms:
-                compile_ = self._compile_serial if forms is self.serial else self._compile_parallel
-                forms[key] = compile_(key)
-            return forms[key]
 
     def _compile_serial(self, key: Key) -> Any:
         types_ = (types.intp, types.intp, *self._signature(*key))
@@ -158,6 +150,38 @@ class Kernel:
         rest = types.Tuple(signature[:place] + signature[place + 1 :])
         types_ = (types.intp, types.intp, rest, signature[place])
         return _compile(_renamed(nested, f"{self.name}_nested"), types_, True)
+
+
+def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> Any:
+    """The entry of a key, which the first thread that needs it compiles while others wait.
+
+    The main thread has another compile it. Python interrupts the main thread alone, anywhere, and
+    LLVM ends a process in which it has been interrupted. What is compiled meanwhile is kept.
+    """
+    errors = []
+
+    def work() -> None:
+        try:
+            with global_compiler_lock:
+                if key not in entries:
+                    entries[key] = compile_(key)
+        except BaseException as error:
+            errors.append(error)
+
+    main = threading.current_thread() is threading.main_thread()
+    if main and not global_compiler_lock.is_locked():  # by this thread: another would wait for it
+        thread = threading.Thread(target=work, name="npquant compiles")
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is about to end, and starts no threads
+            work()
+        else:
+            thread.join()
+    else:
+        work()
+    if errors:
+        raise errors[0]
+    return entries[key]
 
 
 def _renamed(function: Callable[..., Any], name: str) -> Any:
@@ -202,12 +226,12 @@ def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
 
 def compiled(function: Any, signature: Callable[..., Types]) -> Callable[..., Any]:
     """A small serial function that is no kernel, compiled once a key: ``call(key, *args)``."""
-    entries: dict[Hashable, Any] = {}
+    entries: dict[Any, Any] = {}
+
+    def compile_(key: Hashable) -> Any:
+        return _compile(function, signature(key), False)
 
     def call(key: Hashable, *args: Any) -> Any:
-        entry = entries.get(key)
-        if entry is None:
-            entry = entries[key] = _compile(function, signature(key), False)
-        return entry(*args)
+        return (entries.get(key) or _once(entries, key, compile_))(*args)
 
     return call
