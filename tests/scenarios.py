@@ -1,9 +1,10 @@
-"""What is tried in a process of its own: `python scenarios.py NAME SECONDS OP...`.
+"""What is tried in a process of its own: `python scenarios.py NAMES SECONDS OP...`.
 
 Numba chooses its threading layer once a process, and a fault here may end the process. So each
-scenario is a function; the tests start it under each layer, and read "right" from it.
+scenario is a function, which the tests run under each layer. Without ops it takes all of them.
 """
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from importlib.metadata import files
 from pathlib import Path
@@ -31,31 +31,23 @@ from npquant.cpu import target
 SHAPE = (8, 16384)
 
 
-def start(name, layer, seconds=0.0, ops=(), **env):
-    """Begin a scenario under a threading layer, with two threads."""
+def run(names, layer, seconds=0.0, ops=(), timeout=120, **env):
+    """Run scenarios under a threading layer, with two threads: all is right, or this fails."""
     env = os.environ | {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"} | env
     env["PYTHONPATH"] = os.pathsep.join([str(Path(nq.__file__).parents[1]), *sys.path])
     if layer == "tbb":  # its wheel puts the library where no loader looks
         (library,) = (f.locate() for f in files("tbb") or () if f.name == "libtbb.so.12")
-        env["LD_LIBRARY_PATH"] = str(library.resolve().parent)
+        env["LD_LIBRARY_PATH"] = str(Path(library).resolve().parent)
     # Python 3.12 warns of every fork beside threads.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", __file__, name, str(seconds)]
-    return subprocess.Popen([*command, *ops], env=env, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)  # fmt: skip
-
-
-def end(process, layer, timeout=300):
-    """Wait for a scenario: everything was right, under this layer, or this fails."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", __file__, names, str(seconds)]
+    process = subprocess.Popen([*command, *ops], env=env, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
     try:
         out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    assert (process.returncode, out) == (0, f"right {layer}\n"), out + err
-
-
-def run(name, layer, seconds=0.0, ops=(), timeout=300, **env):
-    end(start(name, layer, seconds, ops, **env), layer, timeout)
+    finally:  # what it has forked may hang, too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, out) == (0, f"right {layer}\n"), f"{out}{process.returncode} {err}"
 
 
 # --- calls ------------------------------------------------------------------------------------
@@ -137,7 +129,7 @@ def _forked(work):
             code = 0
         finally:
             os._exit(code)
-    stop = time.monotonic() + 60
+    stop = time.monotonic() + 20
     while time.monotonic() < stop:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -158,14 +150,22 @@ def fork(seconds, names):
 
 
 def pools(seconds, names):
-    """After a parallel kernel: pools of four processes, forked, or of a fork server."""
+    """After a parallel kernel: pools of four forked processes."""
     check_all(names)
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.map(check, names * 4)
-    for method in ("fork", "forkserver"):
-        context = multiprocessing.get_context(method)
-        with ProcessPoolExecutor(4 if method == "fork" else 1, context) as executor:
-            list(executor.map(check, names * 2))
+    with ProcessPoolExecutor(4, multiprocessing.get_context("fork")) as executor:
+        list(executor.map(check, names * 4))
+    check_all(names)
+
+
+def servers(seconds, names):
+    """After a parallel kernel: processes of a fork server, which may have npquant already."""
+    check_all(names)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["scenarios"])
+    with ProcessPoolExecutor(2, context) as executor:
+        list(executor.map(check, names * 2))
     check_all(names)
 
 
@@ -173,7 +173,7 @@ def threads_and_forks(seconds, names):
     """Forks while four threads compute, and compile what no process has compiled before."""
     check_all(names)
     stop, work = threading.Event(), []
-    kinds = itertools.product(["int8", "uint8", "int16", "int4"], ["float16", "float32", "float64"])
+    kinds = itertools.product(nq.dtypes.BOUNDS, ["float16", "float32", "float64", "bfloat16"])
 
     def compute():
         while not stop.is_set():
@@ -183,7 +183,7 @@ def threads_and_forks(seconds, names):
         for dtype, kind in kinds:
             if stop.is_set():
                 return
-            nq.quantize_per_tensor(np.ones(3, kind), 0.1, 0, 0, 7, dtype)
+            nq.quantize_per_tensor(np.ones(3, np.dtype(kind)), 0.1, 0, 0, 7, dtype)
 
     def child():
         x = np.ones(3, np.float16)
@@ -223,9 +223,12 @@ def interrupts(seconds, names):
 def interrupted_compilers(seconds, names):
     """The same while kernels are compiled: the next call compiles them, in any thread."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    rng, x = random.Random(0), np.arange(4, dtype=np.float32)
+    rng, until = random.Random(0), time.monotonic() + seconds
+    x = np.arange(4, dtype=np.float32)
     kinds = [nq.dtypes.BOUNDS, ("float16", "float32", "float64", "bfloat16")]
     for dtype, kind in itertools.product(*kinds):
+        if time.monotonic() > until:
+            return
         data = x.astype(np.dtype(kind))
 
         def quantized(data=data, dtype=dtype):
@@ -297,17 +300,16 @@ def workers(seconds, names):
 
 
 SCENARIOS = (
-    threads, compiling_threads, fork, pools, threads_and_forks, interrupts, interrupted_compilers,
-    nested, workers,
+    threads, compiling_threads, nested, interrupts, interrupted_compilers, workers, fork, pools,
+    servers, threads_and_forks,
 )  # fmt: skip
 
 
-def main(name, seconds, *names):
-    """Run a scenario, and say under which layer it was right."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        (scenario,) = (s for s in SCENARIOS if s.__name__ == name)
-        scenario(float(seconds), list(names) or list(CALLS))
+def main(names, seconds, *ops):
+    """Run scenarios one after the other, and say under which layer they were right."""
+    known = {scenario.__name__: scenario for scenario in SCENARIOS}
+    for name in names.split(","):
+        known[name](float(seconds), list(ops) or list(CALLS))
     numba.get_num_threads()  # chooses the layer, if no array was large
     print("right", numba.threading_layer())
 
