@@ -39,14 +39,19 @@ def run(names, layer, seconds=0.0, ops=(), timeout=120, **env):
         (library,) = (f.locate() for f in files("tbb") or () if f.name == "libtbb.so.12")
         env["LD_LIBRARY_PATH"] = str(Path(library).resolve().parent)
     # Python 3.12 warns of every fork beside threads.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", __file__, names, str(seconds)]
-    process = subprocess.Popen([*command, *ops], env=env, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=timeout)
-    finally:  # what it has forked may hang, too
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    python = [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning"]
+    with subprocess.Popen(
+        [*python, __file__, names, str(seconds), *ops], env=env, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # it says where it hangs
+            out, err = process.communicate()
+        finally:  # what it has forked may hang, too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, out) == (0, f"right {layer}\n"), f"{out}{process.returncode} {err}"
 
 
@@ -241,13 +246,14 @@ def interrupted_compilers(seconds, names):
 
 
 def _interrupted(work, after, may_end=False):
-    """Run work(), and interrupt it after some seconds."""
+    """Run work(), and interrupt it after some seconds, and again if that was lost in a callback."""
     try:
-        signal.setitimer(signal.ITIMER_REAL, after)
+        signal.setitimer(signal.ITIMER_REAL, after, 1)
         work()
-        signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         return
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     if not may_end:
         raise AssertionError("no interrupt has arrived")
 

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import numba
 import pytest
 
 from npquant.cpu import target
@@ -40,7 +41,19 @@ def test_threads_and_interrupts_before_anything_is_compiled(layer, tmp_path):
     run("compiling_threads,interrupted_compilers,interrupts", layer, 10, FEW, **cache)
 
 
-# --- what compiles, in this process -----------------------------------------------------------
+# --- in this process --------------------------------------------------------------------------
+
+
+def test_numba_is_asked_for_its_threads_without_a_lock(monkeypatch):
+    """Numba's function has one that an interrupt can leave locked; the next thread would hang."""
+    before = target.threads()
+    monkeypatch.setattr(numba, "get_num_threads", pytest.fail)
+    assert target.threads() == before
+    numba.set_num_threads(1)
+    try:
+        assert target.threads() == 1
+    finally:
+        numba.set_num_threads(before)
 
 
 def test_threads_that_need_a_kernel_compile_it_once():

@@ -19,6 +19,7 @@ import numpy as np
 from numba import config, njit, prange, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import register_jitable
+from numba.np.ufunc import parallel as numba_threads
 
 from npquant.cpu import cache
 from npquant.cpu.storage import TYPES
@@ -68,8 +69,13 @@ def threads() -> int:
     One in a thread that Python did not start: it may be of a parallel region of somebody else, and
     workqueue ends the process when one lies in another.
     """
-    foreign = isinstance(threading.current_thread(), threading._DummyThread)
-    return 1 if _forked or DISABLE_JIT or foreign else numba.get_num_threads()
+    if _forked or DISABLE_JIT or isinstance(threading.current_thread(), threading._DummyThread):
+        return 1
+    if not numba_threads._is_initialized:
+        numba.get_num_threads()
+    # That takes a lock every time, which an interrupt can leave locked: other threads would hang.
+    n: int = numba_threads._get_num_threads()
+    return n
 
 
 Types = tuple[Any, ...]
