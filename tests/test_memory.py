@@ -7,8 +7,11 @@ import numba
 import numpy as np
 import pytest
 
-from calls import CALLS, DATA, ONE_AXIS, STATE, arguments, axes, results
+import npquant as nq
+from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
+from npquant import cpu
 from npquant.cpu.walk import PIECE
+from npquant.modules import MSEObserver
 
 #: 1 Mi elements; a row is a channel, a token and a group, so that qparams are few.
 SHAPE = (1024, 1024)
@@ -71,3 +74,163 @@ def test_a_temporary_would_be_seen():
     x = arguments("quantize_per_tensor", SHAPE)["input"]
     assert peak(lambda: [(x > -1) & (x < 1)]) > BOUND
     assert peak(lambda: [x > -1]) <= BOUND
+
+
+# --- when there is none -----------------------------------------------------------------------
+
+#: 2**50 elements: no machine has as many addresses for what an op makes of them.
+HUGE = (4, 2**48)
+NEW = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like")
+
+
+def a_huge_call(name):
+    """Data that is one row of four numbers, each repeated along an axis: it needs no memory."""
+    axis = 0
+    if name in ONE_AXIS:
+        kwargs = arguments(name, (4,), axis)
+        return {k: np.broadcast_to(v[:1], 2**50) if k in DATA else v for k, v in kwargs.items()}
+    kwargs = arguments(name, (4, 4), axis)
+    if kwargs.get("group_size"):
+        kwargs["group_size"] = HUGE[1]
+    return {k: np.broadcast_to(v[:, :1], HUGE) if k in DATA else v for k, v in kwargs.items()}
+
+
+def held(kwargs):
+    return {key: value.tobytes() for key, value in kwargs.items()
+            if isinstance(value, np.ndarray) and value.nbytes < 2**20}  # fmt: skip
+
+
+#: Their results are small, or they look at all of their data before they allocate.
+READERS = [
+    "choose_qparams", "choose_qparams_symmetric", "choose_qparams_per_token",
+    "choose_qparams_per_token_asymmetric", "adaround_regularizer", "determine_qparams",
+    "fused_moving_avg_obs_fake_quant", "fused_moving_avg_obs_fake_quant_cachemask",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in READERS])
+def test_a_result_that_no_memory_holds(name):
+    """It is asked for before anything is computed: or this would take days."""
+    kwargs = a_huge_call(name)
+    before = held(kwargs)
+    with pytest.raises(MemoryError):
+        results(name, kwargs)
+    assert held(kwargs) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "with_out"), [*((n, False) for n in CALLS), *((n, True) for n in WITH_OUT)]
+)
+def test_each_array_that_cannot_be_made(name, with_out, monkeypatch):
+    """Whichever of its allocations fails: a MemoryError, and nothing was written to."""
+    kwargs = arguments(name, (8,) if name in ONE_AXIS else (4, 8))
+    (out, *_) = results(name, kwargs)
+    if with_out:
+        kwargs["out"] = np.full_like(out, 1)
+    before, failing, calls = held(kwargs), 0, 0
+
+    def failed(new):
+        def call(*args, **options):
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise MemoryError
+            return new(*args, **options)
+
+        return call
+
+    for new in NEW:
+        monkeypatch.setattr(np, new, failed(getattr(np, new)))
+    while calls >= failing:
+        calls, failing = 0, failing + 1
+        given = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in kwargs.items()}
+        try:
+            getattr(nq, name)(**given)
+        except MemoryError:
+            assert held(given) == before, f"allocation {failing}"
+    assert failing > 1 or with_out
+
+
+# --- more than 2**31 elements -----------------------------------------------------------------
+
+#: An int32 does not hold it, and no tile, strip or vector divides it; with one more, rows of 8 do.
+N, ROWS = 2**31 + 7, 2**28 + 1
+#: Elements differ from those 2**31 before them, and no power of two is a multiple of the period.
+PERIOD = 251
+
+
+def fill(x):
+    """Write ((i % 251) - 125) / 4 to every place i, without a temporary."""
+    row = ((np.arange(PERIOD) - 125) / 4).astype(x.dtype)
+    whole = x.size // PERIOD * PERIOD
+    x[:whole].reshape(-1, PERIOD)[:] = row
+    x[whole:] = row[: x.size - whole]
+    return x
+
+
+def assert_periodic(y, row):
+    """Every place i has row[i % 251]."""
+    whole = y.size // PERIOD * PERIOD
+    rows = y[:whole].reshape(-1, PERIOD)
+    for i in range(0, len(rows), 2**20):
+        assert (rows[i : i + 2**20] == row).all(), i
+    assert (y[whole:] == row[: y.size - whole]).all()
+
+
+@pytest.fixture
+def _many_threads(_one_thread):
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+
+
+@pytest.fixture
+def halves():
+    """The data in float16, and one element more: 4 GiB. These tests need 7 GiB and a minute each."""
+    return fill(np.empty(N + 1, np.float16))
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("_many_threads")
+def test_codes_of_many_elements(halves):
+    args = 0.5, 3, -20, 20, np.int8
+    codes = nq.quantize_per_tensor(halves[:N], *args)
+    assert_periodic(codes, nq.quantize_per_tensor(halves[:PERIOD], *args))
+    few = nq.quantize_per_tensor(halves[:: -(2**20)], *args)  # packed, from far apart
+    assert (few[1:] == codes[2**31 + 7 - 2**20 :: -(2**20)]).all()
+    # Rows of 8: all is the same again after 251 of them.
+    rows = halves.reshape(ROWS, 8)
+    scales, zero_points = np.arange(1, 9, dtype=np.float32) / 8, np.arange(8, dtype=np.int32) - 4
+    del codes
+    out = nq.quantize_per_channel(rows, scales, zero_points, 1, -128, 127, np.int8)
+    few = nq.quantize_per_channel(rows[:PERIOD], scales, zero_points, 1, -128, 127, np.int8)
+    for i in range(0, ROWS, PERIOD << 12):
+        part = out[i : i + (PERIOD << 12)]
+        assert (part == np.resize(few, part.shape)).all(), i
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("_many_threads")
+def test_values_of_many_codes():
+    codes = np.empty(N, np.int8)
+    row = np.arange(PERIOD).astype(np.int8)
+    codes[: N // PERIOD * PERIOD].reshape(-1, PERIOD)[:] = row
+    codes[N // PERIOD * PERIOD :] = row[: N % PERIOD]
+    args = 0.25, 3, -128, 127, np.int8
+    y = nq.dequantize_per_tensor(codes, *args, out_dtype=np.float16)
+    assert_periodic(y, nq.dequantize_per_tensor(row, *args, out_dtype=np.float16))
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("_many_threads")
+def test_ranges_counts_and_sums_of_many_elements(halves):
+    x = halves[:N]
+    x[-1], x[2**31 + 1] = 100, -90
+    observer = MSEObserver()
+    observer(x)
+    assert (observer.min_val, observer.max_val) == (-90, 100)
+    assert observer.histogram.sum() == N
+    # Every 251st element is -125 / 4, from the first on; beyond it there is -90.
+    below, least = np.flatnonzero(observer.histogram)[:2]
+    assert observer.histogram[below] == 1
+    assert observer.histogram[least] == sum(i not in (N - 1, 2**31 + 1) for i in range(0, N, PERIOD))
+    x[:] = 0.5
+    assert cpu.magnitude((x,)) == N / 2

@@ -1,42 +1,118 @@
-"""Threads and forks do no harm, under the threading layer that forgives least."""
+"""Threads, parallel loops of the user's and interrupts do no harm, under any threading layer."""
 
 import os
-import subprocess
-import sys
+import signal
+import threading
 
-CODE = """
-import os, threading
-import numpy as np
-import npquant as nq
+import numba
+import pytest
 
-x = np.random.default_rng(0).normal(size=1 << 18).astype(np.float32)
-expected = nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7)
-wrong = []
+from npquant.cpu import target
+from scenarios import run
 
-def work():
-    for _ in range(20):
-        y = nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7)
-        if not np.array_equal(y, expected):
-            wrong.append(y)
-
-threads = [threading.Thread(target=work) for _ in range(8)]
-for t in threads:
-    t.start()
-for t in threads:
-    t.join()
-child = os.fork()
-if child == 0:
-    work()
-    os._exit(len(wrong))
-assert os.waitpid(child, 0)[1] == 0
-assert not wrong
-print("done")
-"""
+#: A parallel kernel takes seconds to compile; test_layouts.py needs these, too. The soak tests call
+#: every op.
+FEW = ("quantize_per_channel", "choose_qparams", "fake_quant_per_channel_backward")
+LAYERS = ("omp", "workqueue", "tbb")
 
 
-def test_threads_and_a_fork_under_workqueue():
-    """Two of its parallel regions at once would end the process."""
-    env = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], env=env, text=True,
-                         capture_output=True, check=False)  # fmt: skip
-    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+@pytest.mark.parametrize("layer", LAYERS[:2])
+def test_threads(layer):
+    run("threads,nested,interrupts", layer, 0.5, FEW)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_op_in_threads(layer):
+    run("threads", layer, 30, timeout=600)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_op_in_workers(layer):
+    """As Dask, whose threads are plain ones, and joblib have them."""
+    run("nested,workers", layer, timeout=600)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layer", LAYERS)
+def test_threads_and_interrupts_before_anything_is_compiled(layer, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    run("compiling_threads,interrupted_compilers,interrupts", layer, 10, FEW, **cache)
+
+
+# --- in this process --------------------------------------------------------------------------
+
+
+def test_numba_is_asked_for_its_threads_without_a_lock(monkeypatch):
+    """Numba's function has one that an interrupt can leave locked; the next thread would hang."""
+    before = target.threads()
+    monkeypatch.setattr(numba, "get_num_threads", pytest.fail)
+    assert target.threads() == before
+    numba.set_num_threads(1)
+    try:
+        assert target.threads() == 1
+    finally:
+        numba.set_num_threads(before)
+
+
+def test_threads_that_need_a_kernel_compile_it_once():
+    compiled, entries, barrier = [], {}, threading.Barrier(4)
+
+    def compile_(key):
+        compiled.append(key)
+        return f"entry of {key}"
+
+    def work():
+        barrier.wait()
+        got.append(target._once(entries, "key", compile_))
+
+    got = []
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert (compiled, got) == (["key"], ["entry of key"] * 4)
+
+
+def test_the_compiler_is_not_interrupted():
+    """The interrupt arrives at once; the kernel is there for the next call."""
+    entries, go_on = {}, threading.Event()
+
+    def compile_(key):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert go_on.wait(60)
+        return "entry"
+
+    with pytest.raises(KeyboardInterrupt):
+        target._once(entries, "key", compile_)
+    assert not entries
+    go_on.set()
+    assert target._once(entries, "key", pytest.fail) == "entry"
+
+
+def test_what_the_compiler_raises():
+    def compile_(key):
+        raise ZeroDivisionError(key)
+
+    with pytest.raises(ZeroDivisionError, match="key"):
+        target._once({}, "key", compile_)
+
+
+def test_a_call_out_of_the_compiler():
+    """The thread that holds the compiler's lock would wait for another that compiles."""
+    with target.global_compiler_lock:
+        assert target._once({}, "key", lambda key: threading.current_thread()) is (
+            threading.main_thread()
+        )
+
+
+def test_no_thread_can_be_started(monkeypatch):
+    """When the interpreter ends, or there are too many."""
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert target._once({}, "key", lambda key: "entry") == "entry"

@@ -1,4 +1,4 @@
-"""How kernels are compiled and called on the CPU: options, forms, threads, the cache's name.
+"""How kernels are compiled and called on the CPU: options, forms, threads, forks.
 
 A kernel is written once, as a *segment*: a function of `begin`, `end` and its arguments that does
 the items [begin, end). `Kernel` makes two forms of it. The serial one is the segment itself; the
@@ -8,44 +8,30 @@ shape alone and never on the number of threads.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import types as python_types
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 from numba import config, njit, prange, types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import register_jitable
+from numba.np.ufunc import parallel as numba_threads
 
+from npquant.cpu import cache
 from npquant.cpu.storage import TYPES
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
 #: nogil: other Python threads run meanwhile. Never fastmath: a bit is a bit.
 OPTIONS: dict[str, Any] = {
-    "cache": True,
     "nogil": True,
     "error_model": "numpy",
     "no_cfunc_wrapper": True,
 }
 
-
-def _fingerprint() -> str:
-    """A name for this state of the sources that kernels are made of.
-
-    Numba's cache looks at the file of a kernel alone; with this in its name, an edited or upgraded
-    formula is never served from yesterday's cache.
-    """
-    package = Path(__file__).parent.parent
-    files = [*package.glob("*.py"), *package.glob("formulas/*.py"), *package.glob("cpu/*.py")]
-    state = sorted((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files)
-    return hashlib.sha1(repr(state).encode(), usedforsecurity=False).hexdigest()[:10]
-
-
-FINGERPRINT = _fingerprint()
 
 #: A parallel region costs some ten microseconds: below this many elements it is not worth it.
 PARALLEL_FROM = 1 << 16
@@ -66,14 +52,30 @@ def _after_fork() -> None:
     """OpenMP kills a forked child that opens a parallel region; it computes serially instead."""
     global _forked
     _forked = True
+    global_compiler_lock.release()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+# A fork waits for what another thread compiles: the child would wait for that thread forever.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=_after_fork,
+)
 
 
 def threads() -> int:
-    """How many threads a large array is given."""
-    return 1 if _forked or DISABLE_JIT else numba.get_num_threads()
+    """How many threads a large array is given.
+
+    One in a thread that Python did not start: it may be of a parallel region of somebody else, and
+    workqueue ends the process when one lies in another.
+    """
+    if _forked or DISABLE_JIT or isinstance(threading.current_thread(), threading._DummyThread):
+        return 1
+    if not numba_threads._is_initialized:
+        numba.get_num_threads()
+    # That takes a lock every time, which an interrupt can leave locked: other threads would hang.
+    n: int = numba_threads._get_num_threads()
+    return n
 
 
 Types = tuple[Any, ...]
@@ -103,7 +105,7 @@ class Kernel:
         self, segment: Callable[..., None], name: str, signature: Callable[..., Types]
     ) -> None:
         self.name, self._signature = name, signature
-        self._segment = _renamed(segment, f"{name}_{FINGERPRINT}")
+        self._segment = _renamed(segment, name)
         run = register_jitable(segment)
 
         def parallel(n: int, grain: int, args: tuple[Any, ...]) -> None:
@@ -111,7 +113,7 @@ class Kernel:
                 run(t * grain, min(n, (t + 1) * grain), *args)
 
         self._run = run
-        self._parallel = _renamed(parallel, f"{name}_parallel_{FINGERPRINT}")
+        self._parallel = _renamed(parallel, f"{name}_parallel")
         self.serial: dict[Key, Any] = {}
         self.parallel: dict[Key, Any] = {}
 
@@ -119,29 +121,28 @@ class Kernel:
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
-        if size < PARALLEL_FROM or threads() == 1 or not _parallel.acquire(blocking=False):
-            entry = self.serial.get(key)
-            if entry is None:
-                types_ = (types.intp, types.intp, *self._signature(*key))
-                entry = self.serial[key] = _compile(self._segment, types_, False)
+        if size < PARALLEL_FROM or threads() == 1 or _parallel.locked():
+            entry = self.serial.get(key) or _once(self.serial, key, self._compile_serial)
             entry(0, n, *args)
-        else:
-            try:
-                entry = self.parallel.get(key)
-                place = next((i for i, a in enumerate(args) if type(a) is tuple), None)
-                if entry is None:
-                    entry = self.parallel[key] = self._compile_parallel(key, place)
-                grain = grain or max(1, n * GRAIN // size)
-                if place is None:
-                    entry(n, grain, args)
-                else:
-                    entry(n, grain, args[:place] + args[place + 1 :], args[place])
-            finally:
-                _parallel.release()
+            return
+        entry = self.parallel.get(key) or _once(self.parallel, key, self._compile_parallel)
+        place = next((i for i, a in enumerate(args) if type(a) is tuple), None)
+        grain = grain or max(1, n * GRAIN // size)
+        with _parallel:
+            if place is None:
+                entry(n, grain, args)
+            else:
+                entry(n, grain, args[:place] + args[place + 1 :], args[place])
 
-    def _compile_parallel(self, key: Key, place: int | None) -> Any:
+    def _compile_serial(self, key: Key) -> Any:
+        types_ = (types.intp, types.intp, *self._signature(*key))
+        return _compile(self._segment, types_, False)
+
+    def _compile_parallel(self, key: Key) -> Any:
         """The parallel form of one key; Numba's does not take a tuple within its tuple."""
         signature = self._signature(*key)
+        tuples = (i for i, t in enumerate(signature) if isinstance(t, types.BaseTuple))
+        place = next(tuples, None)
         if place is None:
             types_: Types = (types.intp, types.intp, types.Tuple(signature))
             return _compile(self._parallel, types_, True)
@@ -154,7 +155,39 @@ class Kernel:
 
         rest = types.Tuple(signature[:place] + signature[place + 1 :])
         types_ = (types.intp, types.intp, rest, signature[place])
-        return _compile(_renamed(nested, f"{self.name}_nested_{FINGERPRINT}"), types_, True)
+        return _compile(_renamed(nested, f"{self.name}_nested"), types_, True)
+
+
+def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> Any:
+    """The entry of a key, which the first thread that needs it compiles while others wait.
+
+    The main thread has another compile it. Python interrupts the main thread alone, anywhere, and
+    LLVM ends a process in which it has been interrupted. What is compiled meanwhile is kept.
+    """
+    errors = []
+
+    def work() -> None:
+        try:
+            with global_compiler_lock:
+                if key not in entries:
+                    entries[key] = compile_(key)
+        except BaseException as error:
+            errors.append(error)
+
+    main = threading.current_thread() is threading.main_thread()
+    if main and not global_compiler_lock.is_locked():  # by this thread: another would wait for it
+        thread = threading.Thread(target=work, name="npquant compiles")
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is about to end, and starts no threads
+            work()
+        else:
+            thread.join()
+    else:
+        work()
+    if errors:
+        raise errors[0]
+    return entries[key]
 
 
 def _renamed(function: Callable[..., Any], name: str) -> Any:
@@ -179,6 +212,7 @@ def _compile(function: Any, signature: tuple[types.Type, ...], parallel: bool) -
     dispatcher = njit(parallel=parallel, **OPTIONS)(function)
     if DISABLE_JIT:
         return _uncompiled(function, signature)
+    dispatcher._cache = cache.of(function)
     dispatcher.compile(signature)
     return dispatcher.overloads[signature].entry_point
 
@@ -198,13 +232,12 @@ def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
 
 def compiled(function: Any, signature: Callable[..., Types]) -> Callable[..., Any]:
     """A small serial function that is no kernel, compiled once a key: ``call(key, *args)``."""
-    named = _renamed(function, f"{function.__name__}_{FINGERPRINT}")
-    entries: dict[Hashable, Any] = {}
+    entries: dict[Any, Any] = {}
+
+    def compile_(key: Hashable) -> Any:
+        return _compile(function, signature(key), False)
 
     def call(key: Hashable, *args: Any) -> Any:
-        entry = entries.get(key)
-        if entry is None:
-            entry = entries[key] = _compile(named, signature(key), False)
-        return entry(*args)
+        return (entries.get(key) or _once(entries, key, compile_))(*args)
 
     return call

@@ -1,0 +1,124 @@
+"""Compiled kernels on disk, such that no disk fails a call and no stale or damaged code is run.
+
+It stands where Numba's cache would, in the same folders, and differs in three ways:
+
+- What goes wrong with the disk is a warning, once, and kernels are compiled in memory. Numba
+  raises it.
+- An entry has a digest of itself, of its key and of the package's sources. Numba looks at the file
+  of a kernel alone, so that an edited formula is not seen, and runs whatever it finds.
+- There is a file for each key, and no index. Numba's index, when two processes save at once, can
+  give one of them the code of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core.caching import FunctionCache, NullCache
+from numba.core.serialize import dumps
+
+
+def fingerprint(package: Path) -> str:
+    """A digest of the sources that kernels are made of: names and contents."""
+    digest = hashlib.sha256()
+    for folder in ("", "cpu", "formulas"):
+        for file in sorted((package / folder).glob("*.py")):
+            source = file.read_bytes()
+            digest.update(f"{folder}/{file.name} {len(source)}\n".encode())
+            digest.update(source)
+    return digest.hexdigest()
+
+
+#: What compiled code depends on, beside its key. The sources are read now: a process that goes on
+#: while they are replaced still compiles what it has imported.
+STAMP = f"{fingerprint(Path(__file__).parent.parent)} {numba.__version__} {llvmlite.__version__}"
+
+_warned = False
+
+
+def _warn(error: BaseException) -> None:
+    """Say once what is wrong with the disk."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"kernels are compiled anew in every process, since they cannot be kept ({error}); set "
+            "NUMBA_CACHE_DIR to a folder that can be written to",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+class _Entries:
+    """The files of one function, in place of Numba's index and data files."""
+
+    def __init__(self, folder: str, base: str) -> None:
+        self._folder, self._base = folder, base
+
+    def _path(self, key: str) -> str:
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return os.path.join(self._folder, f"{self._base}-{name}.nbc")
+
+    def load(self, key: Any) -> Any:
+        try:
+            with open(self._path(str(key)), "rb") as file:
+                digest, data = file.read(32), file.read()
+        except FileNotFoundError:
+            return None
+        return pickle.loads(data) if digest == _digest(str(key), data) else None
+
+    def save(self, key: Any, value: Any) -> None:
+        data, path = dumps(value), self._path(str(key))
+        own = f"{path}.{uuid.uuid4().hex[:8]}"
+        try:
+            with open(own, "wb") as file:
+                file.write(_digest(str(key), data))
+                file.write(data)
+            os.replace(own, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(own)
+            raise
+
+
+def _digest(key: str, data: bytes) -> bytes:
+    return hashlib.sha256(f"{STAMP}\n{key}\n".encode() + data).digest()
+
+
+class _KernelCache(FunctionCache):
+    """Numba's cache of one function, with entries of our own and without exceptions."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file = _Entries(self._cache_path, self._impl.filename_base)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:
+            _warn(error)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            _warn(error)
+
+
+def of(function: Any) -> Any:
+    """The cache of a function, for Numba's dispatcher; one that keeps nothing, if need be."""
+    try:
+        return _KernelCache(function)
+    except Exception as error:
+        _warn(error)
+        return NullCache()

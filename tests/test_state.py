@@ -1,0 +1,382 @@
+"""State: every module and optimizer is saved, copied and loaded in the middle of its work.
+
+What follows has the bits that it would have had; what is malformed is refused whole, with its key;
+and nothing that is loaded is ever called.
+"""
+
+import copy
+import inspect
+import io
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+import npquant.autograd as ag
+import npquant.modules as npq
+from cases import assert_same
+from npquant.modules import (
+    AdaroundFakeQuantizer,
+    EntropyObserver,
+    FakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+    HistogramObserver,
+    LearnableFakeQuantize,
+    MinMaxObserver,
+    Module,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    MSEObserver,
+    PercentileObserver,
+    PerChannelMinMaxObserver,
+)
+from npquant.optim import SGD, Adam
+
+F32 = np.float32
+SMALL = {"dtype": np.int8, "quant_min": -8, "quant_max": 7}
+ROWS = {**SMALL, "qscheme": "per_channel_affine"}
+
+#: name -> what makes the module; its name begins with that of its class.
+MAKE = {
+    "MinMaxObserver": lambda: MinMaxObserver(np.int8, "per_tensor_symmetric", eps=1e-3),
+    "MovingAverageMinMaxObserver": lambda: MovingAverageMinMaxObserver(0.3, **SMALL),
+    "PerChannelMinMaxObserver": lambda: PerChannelMinMaxObserver(1),
+    "PerChannelMinMaxObserver, float qparams": lambda: PerChannelMinMaxObserver(
+        -1, qscheme="per_channel_affine_float_qparams"
+    ),
+    "MovingAveragePerChannelMinMaxObserver": lambda: MovingAveragePerChannelMinMaxObserver(0.3),
+    "HistogramObserver": lambda: HistogramObserver(64, np.int8, upsample_rate=4),
+    "PercentileObserver": lambda: PercentileObserver(97, 64),
+    "PercentileObserver, channels": lambda: PercentileObserver(97, 64, 1),
+    "MSEObserver": lambda: MSEObserver(64, **SMALL),
+    "MSEObserver, channels": lambda: MSEObserver(64, 0, **SMALL),
+    "EntropyObserver": lambda: EntropyObserver(64, **SMALL),
+    "EntropyObserver, channels": lambda: EntropyObserver(64, 0, **SMALL),
+    "FakeQuantize": lambda: FakeQuantize(HistogramObserver, bins=64, quant_min=-8, quant_max=7,
+                                         dtype=np.int8),
+    "FakeQuantize, channels": lambda: FakeQuantize(PerChannelMinMaxObserver, -8, 7, ch_axis=1,
+                                                   dtype=np.int8),
+    "FusedMovingAvgObsFakeQuantize": lambda: FusedMovingAvgObsFakeQuantize(
+        -8, averaging_constant=0.3, **SMALL
+    ) if False else FusedMovingAvgObsFakeQuantize(averaging_constant=0.3, **SMALL),
+    "FusedMovingAvgObsFakeQuantize, channels": lambda: FusedMovingAvgObsFakeQuantize(
+        MovingAveragePerChannelMinMaxObserver, averaging_constant=0.3, **ROWS
+    ),
+    "LearnableFakeQuantize": lambda: LearnableFakeQuantize(MSEObserver, bins=64, **SMALL),
+    "LearnableFakeQuantize, channels": lambda: LearnableFakeQuantize(
+        PerChannelMinMaxObserver, ch_axis=0, channel_len=4, init="lsq+", **ROWS
+    ),
+    "LearnableFakeQuantize, tokens": lambda: LearnableFakeQuantize(
+        MovingAveragePerChannelMinMaxObserver, per_token=True, channel_len=4, init="lsq", **ROWS
+    ),
+    "AdaroundFakeQuantizer": lambda: AdaroundFakeQuantizer(quant_min=-8, quant_max=7),
+    "AdaroundFakeQuantizer, groups": lambda: AdaroundFakeQuantizer(
+        None, "per_channel_affine", -8, 7, group_size=4
+    ),
+}  # fmt: skip
+by_module = pytest.mark.parametrize("name", MAKE)
+
+
+def test_every_module_is_here():
+    """Those that are no base of others' alone."""
+    kinds = {name for name in npq.__all__ if name not in ("Module", "Observer", "FakeQuantizeBase")}
+    assert all(issubclass(getattr(npq, name), Module) for name in kinds)
+    assert {name.partition(",")[0] for name in MAKE} == kinds
+
+
+def data(seed):
+    """Return data whose range grows, so that histograms are rebuilt."""
+    return (np.random.default_rng(seed).normal(0, 1 + seed, (4, 8)) ** 3).astype(F32)
+
+
+class Work:
+    """A module, and what it does: three arrays to observe, then as many steps of its optimizer."""
+
+    def __init__(self, name):
+        self.module, self.optimizer, self.step = MAKE[name](), None, 0
+
+    def go_on(self, steps):
+        """Do some steps; all that came of them."""
+        return [self._one() for _ in range(steps)]
+
+    def _one(self):
+        self.step += 1
+        m = self.module
+        if self.step <= 3 or not hasattr(m, "fake_quant_enabled"):
+            y = m(data(0 if hasattr(m, "V") else self.step))
+        else:
+            y = self._learn(m)
+        return y.copy(), *m.calculate_qparams(), *m.state_dict().values()
+
+    def _learn(self, m):
+        m.enable_observer(False)
+        if isinstance(m, LearnableFakeQuantize):
+            m.enable_param_learning()
+        sources = [getattr(m, key) for key in m._parameters]
+        if not sources:
+            return m(data(self.step))
+        if self.optimizer is None:
+            self.optimizer = Adam(sources, lr=0.01)
+        with ag.Tape() as tape:
+            y = tape.apply(m, data(0))
+            loss = tape.apply(ag.mse_loss, y, data(0) * F32(0.9))
+        self.optimizer.step(tape.gradient(loss, sources))
+        return y
+
+
+def saved(work, through):
+    """Make it anew, and load the states that went through some file."""
+    new = Work.__new__(Work)
+    new.module, new.step, new.optimizer = work.make(), work.step, None
+    new.module.load_state_dict(through(work.module.state_dict()))
+    if work.optimizer is not None:
+        new.optimizer = Adam([getattr(new.module, key) for key in new.module._parameters], lr=9)
+        new.optimizer.load_state_dict(pickle.loads(pickle.dumps(work.optimizer.state_dict())))
+    return new
+
+
+def npz(state):
+    """Save and load without pickle."""
+    file = io.BytesIO()
+    np.savez(file, **state)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as loaded:
+        return dict(loaded)
+
+
+WAYS = {
+    **{f"pickle {p}": lambda w, p=p: pickle.loads(pickle.dumps(w, p))
+       for p in range(2, pickle.HIGHEST_PROTOCOL + 1)},
+    "deepcopy": copy.deepcopy,
+    "state_dict": lambda w: saved(w, lambda state: state),
+    "state_dict, pickled": lambda w: saved(w, lambda state: pickle.loads(pickle.dumps(state))),
+    "state_dict, npz": lambda w: saved(w, npz),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@by_module
+def test_work_goes_on_after_a_copy(name, way):
+    """Wherever it was interrupted; and the copy shares nothing with what it was copied from."""
+    total = 6
+    expected = Work(name).go_on(total)
+    for done in range(1, total):
+        work = Work(name)
+        work.make = MAKE[name]
+        work.go_on(done)
+        work.__dict__.pop("make") if "state_dict" not in way else None
+        other = WAYS[way](work)
+        for results in (other.go_on(total - done), work.go_on(total - done)):
+            for step, (got, wanted) in enumerate(zip(results, expected[done:], strict=True)):
+                assert_same(tuple(got), tuple(wanted), (done, step))
+
+
+@by_module
+def test_a_copy_is_another(name):
+    work = Work(name)
+    work.go_on(3)
+    before = work.module.state_dict()
+    for other in (copy.copy(work.module), copy.deepcopy(work.module)):
+        assert type(other) is type(work.module)
+        other(data(3) if "Adaround" not in name else data(0))
+        for key, array in _arrays(other):
+            array[...] = 1
+            assert not np.may_share_memory(array, dict(_arrays(work.module))[key])
+    for key, array in work.module.state_dict().items():
+        assert_same(array, before[key], key)
+
+
+def _arrays(module):
+    return [(key, m._get(name)) for key, m, name in module._state("")]
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+class Called(Exception):
+    pass
+
+
+class Evil:
+    """Whatever asks it anything is found out."""
+
+    def _called(self, *args, **kwargs):
+        raise Called
+
+    __array__ = __float__ = __int__ = __index__ = __len__ = __iter__ = __call__ = _called
+    __getitem__ = __bool__ = __array_interface__ = __reduce__ = copy = astype = _called
+
+
+class EvilArray(np.ndarray):
+    def copy(self, *args, **kwargs):
+        raise Called
+
+    astype = reshape = tobytes = __array_ufunc__ = __array_function__ = copy
+
+
+def spoilt(array):
+    """What may not stand in place of an array."""
+    yield from (None, 3, "text", [1.0], array.tolist(), Evil(), array.astype(object))
+    yield from (array.astype(np.complex64), array.astype(str), array.astype("datetime64[s]"))
+    yield array.astype(array.dtype.newbyteorder())
+    yield np.zeros((), [("a", array.dtype)])
+    yield np.ma.masked_array(array, True)
+    yield from (np.zeros((1, *array.shape, 1), array.dtype), np.zeros((3, 5), array.dtype))
+
+
+@by_module
+def test_malformed_state(name):
+    """Each key, and each fault: refused with the name of the key, and nothing has changed."""
+    work = Work(name)
+    work.go_on(2)
+    module = work.module
+    before = pickle.dumps(module)
+    good = Work(name)
+    good.go_on(3)
+    state = good.module.state_dict()
+    for key in state:
+        for value in spoilt(state[key]):
+            with pytest.raises((TypeError, ValueError), match=rf"state_dict\['{key}'\] must"):
+                module.load_state_dict(state | {key: value})
+        with pytest.raises(ValueError, match=f"must have the key '{key}'"):
+            module.load_state_dict({k: v for k, v in state.items() if k != key})
+    for key in ("other", "", "scale.", "V", 3, None):
+        if key not in state:
+            with pytest.raises(ValueError, match=f"{key!r} too"):
+                module.load_state_dict(state | {key: np.ones(1, F32)})
+    for wrong in (None, [], list(state.items()), "state", 3, Evil()):
+        with pytest.raises(TypeError, match="state_dict must be a mapping"):
+            module.load_state_dict(wrong)
+    assert pickle.dumps(module) == before
+    module.load_state_dict(state)
+    assert pickle.dumps(module) != before
+
+
+@by_module
+def test_the_state_of_another_class(name):
+    work = Work(name)
+    work.go_on(3)
+    for other in MAKE:
+        module = MAKE[other]()
+        before = pickle.dumps(module)
+        if set(module.state_dict()) != set(work.module.state_dict()):
+            with pytest.raises(ValueError, match="state_dict must have the key"):
+                module.load_state_dict(work.module.state_dict())
+            assert pickle.dumps(module) == before
+
+
+@by_module
+def test_arrays_of_other_classes_are_taken_as_arrays(name, tmp_path):
+    """As memory maps are, which np.load gives; what a class has of its own is never called."""
+    work = Work(name)
+    work.go_on(3)
+    state = {}
+    for i, (key, array) in enumerate(work.module.state_dict().items()):
+        np.save(tmp_path / f"{i}.npy", array)
+        # NumPy maps no array without elements.
+        state[key] = np.load(tmp_path / f"{i}.npy", mmap_mode="r" if array.size else None)
+    for changed in (state, {key: array.view(EvilArray) for key, array in state.items()}):
+        module = MAKE[name]()
+        module.load_state_dict(changed)
+        for key, array in _arrays(module):
+            assert type(array) is np.ndarray, key
+            assert array.flags.writeable, key
+            assert array.flags.c_contiguous, key
+            assert_same(array, np.asarray(state[key]), key)
+
+
+VALUES = (np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0, 1.0, 1e-45, 3e38, -3e38, 2.0**31, 2.0**62)
+
+
+@by_module
+def test_values_that_cannot_be(name):
+    """A state with one such value is refused, or a module that has it is none that dies of it."""
+    work = Work(name)
+    work.go_on(3)
+    state = work.module.state_dict()
+    refused = taken = 0
+    for key, array in state.items():
+        for value in VALUES:
+            if array.dtype.kind != "f" and not np.iinfo(array.dtype).min <= value <= np.iinfo(
+                array.dtype
+            ).max:
+                continue
+            for where in (slice(None), slice(-1, None)):
+                changed = array.copy()
+                changed.reshape(-1)[where] = value
+                module = MAKE[name]()
+                before = pickle.dumps(module)
+                try:
+                    module.load_state_dict(state | {key: changed})
+                except ValueError as error:
+                    assert f"'{key}'" in str(error) or "min_val" in key + str(error)
+                    assert pickle.dumps(module) == before
+                    refused += 1
+                    continue
+                taken += 1
+                for call in (module.calculate_qparams, lambda m=module: m(data(0))):
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", UserWarning)
+                        try:
+                            call()
+                        except (TypeError, ValueError):
+                            pass
+    assert refused > 0
+    assert taken > 0
+
+
+# --- optimizers -------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "SGD": lambda p: SGD(p, 0.1),
+    "SGD, momentum": lambda p: SGD(p, 0.1, 0.9, 0.01),
+    "Adam": lambda p: Adam(p, 0.1),
+}
+by_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+@by_optimizer
+def test_malformed_state_of_an_optimizer(name):
+    def make():
+        optimizer = OPTIMIZERS[name]([np.ones(3, F32), ag.Parameter(np.ones((2, 2)))])
+        optimizer.step([np.ones(3, F32), np.full((2, 2), 0.5)])
+        return optimizer
+
+    optimizer = make()
+    optimizer.step([np.ones(3, F32), None])
+    before = pickle.dumps(optimizer)
+    state = make().state_dict()
+    wrongs = [None, 3, "text", [], [3], {}, Evil(), np.ones(2), {"state": Evil()}, object()]
+    places = [("param_groups",), ("param_groups", 0)]
+    places += [("param_groups", 0, key) for key in state["param_groups"][0]]
+    places += [("state",), ("state", 0), ("state", 7), ("state", "0"), ("state", None)]
+    places += [("state", 1.0), ("state", True)]
+    if state["state"]:
+        places += [("state", 0, key) for key in state["state"][0]] + [("state", 0, "other")]
+    for place in [(), ("other",), *places]:
+        for wrong in wrongs:
+            if wrong == {} and place in (("state",),):
+                continue  # nothing was updated yet
+            changed = copy.deepcopy(state) if place else wrong
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            if place:
+                inner[place[-1]] = wrong
+            if place in (("param_groups", 0, "lr"), ("param_groups", 0, "momentum"),
+                         ("param_groups", 0, "weight_decay")) and wrong == 3:  # fmt: skip
+                continue
+            named = str(place[-1] if place else "state_dict")
+            with pytest.raises((TypeError, ValueError)) as raised:
+                optimizer.load_state_dict(changed)
+            assert named in str(raised.value) or str(place[-2]) in str(raised.value), place
+            assert pickle.dumps(optimizer) == before, place
+    optimizer.load_state_dict(state)
+    assert pickle.dumps(optimizer) != before
+
+
+def test_nothing_here_loads_pickles():
+    """Loading is of arrays: no code of the package unpickles what a user gives."""
+    for module in (npq, npq.module, npq.observers, npq.fake_quantize, npq.learnable, npq.adaround):
+        assert "pickle" not in inspect.getsource(module)
