@@ -24,6 +24,13 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def soak(session: nox.Session) -> None:
+    """Threads, forks and interrupts under each threading layer, and arrays of 2**31 elements."""
+    session.install("-e", ".[test,soak]")
+    _pytest(session, "-m", "soak", "-n", "0", *session.posargs)
+
+
+@nox.session(python="3.11")
 def exhaustive(session: nox.Session) -> None:
     """Every float32 beside PyTorch, hours of it; arguments go to every_float.py."""
     session.install("-e", ".[test,peers]")

@@ -139,14 +139,16 @@ class _Optimizer:
             raise ValueError(f"param_groups must be a list of one dict, got {show(groups)}")
         group = _part(groups[0], "param_groups[0]", (*self._options, "params"))
         count = len(self.parameters)
-        if list(group["params"]) != list(range(count)):
-            raise ValueError(f"params must be those of {count} parameters, got {group['params']}")
+        params = group["params"]
+        listed = type(params) is list and all(type(i) is int for i in params)
+        if not listed or params != list(range(count)):
+            raise ValueError(f"params must be the list 0..{count - 1}, got {show(params)}")
         options = self._checked(**{name: group[name] for name in self._options})
         if not isinstance(parts["state"], Mapping):
             raise TypeError(f"state must be a dict, got {show(parts['state'])}")
         state: list[dict[str, Any]] = [{} for _ in range(count)]
         for i, entry in parts["state"].items():
-            if i not in range(count):
+            if type(i) is not int or i not in range(count):
                 raise ValueError(f"state must have keys within 0..{count - 1}, got {show(i)}")
             state[i] = self._entry(i, entry)
         self._state = state
@@ -159,7 +161,9 @@ class _Optimizer:
         parts = _part(entry, name, self._keys())
         found: dict[str, Any] = {}
         for key in steps:
-            found[key] = checks.integer(parts[key], f"{name}[{key!r}]")
+            if type(parts[key]) is not int:  # what is none is not asked for one
+                raise TypeError(f"{name}[{key!r}] must be an integer, got {show(parts[key])}")
+            found[key] = parts[key]
             if found[key] < 1:
                 raise ValueError(f"{name}[{key!r}] must be at least 1, got {found[key]}")
         for key in self._arrays:

@@ -5,10 +5,12 @@ and nothing that is loaded is ever called.
 """
 
 import copy
+import functools
 import inspect
 import io
 import pickle
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -58,8 +60,8 @@ MAKE = {
     "FakeQuantize, channels": lambda: FakeQuantize(PerChannelMinMaxObserver, -8, 7, ch_axis=1,
                                                    dtype=np.int8),
     "FusedMovingAvgObsFakeQuantize": lambda: FusedMovingAvgObsFakeQuantize(
-        -8, averaging_constant=0.3, **SMALL
-    ) if False else FusedMovingAvgObsFakeQuantize(averaging_constant=0.3, **SMALL),
+        averaging_constant=0.3, **SMALL
+    ),
     "FusedMovingAvgObsFakeQuantize, channels": lambda: FusedMovingAvgObsFakeQuantize(
         MovingAveragePerChannelMinMaxObserver, averaging_constant=0.3, **ROWS
     ),
@@ -94,7 +96,7 @@ class Work:
     """A module, and what it does: three arrays to observe, then as many steps of its optimizer."""
 
     def __init__(self, name):
-        self.module, self.optimizer, self.step = MAKE[name](), None, 0
+        self.name, self.module, self.optimizer, self.step = name, MAKE[name](), None, 0
 
     def go_on(self, steps):
         """Do some steps; all that came of them."""
@@ -127,8 +129,8 @@ class Work:
 
 def saved(work, through):
     """Make it anew, and load the states that went through some file."""
-    new = Work.__new__(Work)
-    new.module, new.step, new.optimizer = work.make(), work.step, None
+    new = Work(work.name)
+    new.step = work.step
     new.module.load_state_dict(through(work.module.state_dict()))
     if work.optimizer is not None:
         new.optimizer = Adam([getattr(new.module, key) for key in new.module._parameters], lr=9)
@@ -146,8 +148,8 @@ def npz(state):
 
 
 WAYS = {
-    **{f"pickle {p}": lambda w, p=p: pickle.loads(pickle.dumps(w, p))
-       for p in range(2, pickle.HIGHEST_PROTOCOL + 1)},
+    "pickle": lambda w: pickle.loads(pickle.dumps(w)),
+    "pickle, protocol 2": lambda w: pickle.loads(pickle.dumps(w, 2)),
     "deepcopy": copy.deepcopy,
     "state_dict": lambda w: saved(w, lambda state: state),
     "state_dict, pickled": lambda w: saved(w, lambda state: pickle.loads(pickle.dumps(state))),
@@ -155,19 +157,21 @@ WAYS = {
 }  # fmt: skip
 
 
+@functools.cache
+def uninterrupted(name):
+    return Work(name).go_on(6)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @by_module
 def test_work_goes_on_after_a_copy(name, way):
-    """Wherever it was interrupted; and the copy shares nothing with what it was copied from."""
-    total = 6
-    expected = Work(name).go_on(total)
-    for done in range(1, total):
+    """While it observes, before it learns, while it learns; and the two share nothing."""
+    expected = uninterrupted(name)
+    for done in (2, 3, 5):
         work = Work(name)
-        work.make = MAKE[name]
         work.go_on(done)
-        work.__dict__.pop("make") if "state_dict" not in way else None
         other = WAYS[way](work)
-        for results in (other.go_on(total - done), work.go_on(total - done)):
+        for results in (other.go_on(6 - done), work.go_on(6 - done)):
             for step, (got, wanted) in enumerate(zip(results, expected[done:], strict=True)):
                 assert_same(tuple(got), tuple(wanted), (done, step))
 
@@ -215,14 +219,16 @@ class EvilArray(np.ndarray):
     astype = reshape = tobytes = __array_ufunc__ = __array_function__ = copy
 
 
-def spoilt(array):
+def spoilt(key, array):
     """What may not stand in place of an array."""
     yield from (None, 3, "text", [1.0], array.tolist(), Evil(), array.astype(object))
     yield from (array.astype(np.complex64), array.astype(str), array.astype("datetime64[s]"))
-    yield array.astype(array.dtype.newbyteorder())
     yield np.zeros((), [("a", array.dtype)])
     yield np.ma.masked_array(array, True)
-    yield from (np.zeros((1, *array.shape, 1), array.dtype), np.zeros((3, 5), array.dtype))
+    if array.itemsize > 1:
+        yield array.astype(array.dtype.newbyteorder())
+    if key != "V":  # which has the shape of any weights
+        yield np.zeros((1, *array.shape, 1), array.dtype)
 
 
 @by_module
@@ -233,10 +239,10 @@ def test_malformed_state(name):
     module = work.module
     before = pickle.dumps(module)
     good = Work(name)
-    good.go_on(3)
+    good.go_on(5)
     state = good.module.state_dict()
     for key in state:
-        for value in spoilt(state[key]):
+        for value in spoilt(key, state[key]):
             with pytest.raises((TypeError, ValueError), match=rf"state_dict\['{key}'\] must"):
                 module.load_state_dict(state | {key: value})
         with pytest.raises(ValueError, match=f"must have the key '{key}'"):
@@ -295,13 +301,13 @@ def test_values_that_cannot_be(name):
     work = Work(name)
     work.go_on(3)
     state = work.module.state_dict()
-    refused = taken = 0
+    refused, taken = [], 0
     for key, array in state.items():
         for value in VALUES:
-            if array.dtype.kind != "f" and not np.iinfo(array.dtype).min <= value <= np.iinfo(
-                array.dtype
-            ).max:
-                continue
+            if array.dtype.kind in "iu":
+                bounds = np.iinfo(array.dtype)
+                if not bounds.min <= value <= bounds.max:
+                    continue
             for where in (slice(None), slice(-1, None)):
                 changed = array.copy()
                 changed.reshape(-1)[where] = value
@@ -310,19 +316,17 @@ def test_values_that_cannot_be(name):
                 try:
                     module.load_state_dict(state | {key: changed})
                 except ValueError as error:
-                    assert f"'{key}'" in str(error) or "min_val" in key + str(error)
+                    refused.append(str(error))
                     assert pickle.dumps(module) == before
-                    refused += 1
                     continue
                 taken += 1
                 for call in (module.calculate_qparams, lambda m=module: m(data(0))):
-                    with warnings.catch_warnings():
+                    with warnings.catch_warnings(), suppress(TypeError, ValueError):
                         warnings.simplefilter("ignore", UserWarning)
-                        try:
-                            call()
-                        except (TypeError, ValueError):
-                            pass
-    assert refused > 0
+                        call()
+    assert refused
+    # Of two that contradict each other either may be named.
+    assert [e for e in refused if not any(f"state_dict['{key}'] must" in e for key in state)] == []
     assert taken > 0
 
 
@@ -336,6 +340,21 @@ OPTIMIZERS = {
 by_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
+NUMBERS = ("lr", "momentum", "weight_decay", "eps", "step")
+
+
+def changed(state, place, wrong):
+    """The same state with something else in one place, which may be new."""
+    if not place:
+        return wrong
+    state = copy.deepcopy(state)
+    inner = state
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = wrong
+    return state
+
+
 @by_optimizer
 def test_malformed_state_of_an_optimizer(name):
     def make():
@@ -343,35 +362,24 @@ def test_malformed_state_of_an_optimizer(name):
         optimizer.step([np.ones(3, F32), np.full((2, 2), 0.5)])
         return optimizer
 
-    optimizer = make()
-    optimizer.step([np.ones(3, F32), None])
+    optimizer, state = make(), make().state_dict()
+    optimizer.lr = 0.3
     before = pickle.dumps(optimizer)
-    state = make().state_dict()
-    wrongs = [None, 3, "text", [], [3], {}, Evil(), np.ones(2), {"state": Evil()}, object()]
-    places = [("param_groups",), ("param_groups", 0)]
+    places = [(), ("other",), ("param_groups",), ("param_groups", 0), ("state",)]
     places += [("param_groups", 0, key) for key in state["param_groups"][0]]
-    places += [("state",), ("state", 0), ("state", 7), ("state", "0"), ("state", None)]
-    places += [("state", 1.0), ("state", True)]
-    if state["state"]:
-        places += [("state", 0, key) for key in state["state"][0]] + [("state", 0, "other")]
-    for place in [(), ("other",), *places]:
-        for wrong in wrongs:
-            if wrong == {} and place in (("state",),):
-                continue  # nothing was updated yet
-            changed = copy.deepcopy(state) if place else wrong
-            inner = changed
-            for key in place[:-1]:
-                inner = inner[key]
-            if place:
-                inner[place[-1]] = wrong
-            if place in (("param_groups", 0, "lr"), ("param_groups", 0, "momentum"),
-                         ("param_groups", 0, "weight_decay")) and wrong == 3:  # fmt: skip
-                continue
-            named = str(place[-1] if place else "state_dict")
+    places += [("state", key) for key in (0, 7, -1, "0", None, 0.5, 1.0, True)]
+    places += [("state", 0, key) for key in (*state["state"].get(0, ()), "other") if state["state"]]
+    for place in places:
+        for wrong in (None, 3, "text", [], [3], {}, Evil(), np.ones(2), {"state": Evil()}):
+            if type(wrong) is int and place[-1:] and place[-1] in NUMBERS:
+                continue  # that may be
+            if type(wrong) is dict and not wrong and place == ("state",):
+                continue  # before the first step
+            names = [str(part) for part in place[-2:]] or ["state_dict"]
             with pytest.raises((TypeError, ValueError)) as raised:
-                optimizer.load_state_dict(changed)
-            assert named in str(raised.value) or str(place[-2]) in str(raised.value), place
-            assert pickle.dumps(optimizer) == before, place
+                optimizer.load_state_dict(changed(state, place, wrong))
+            assert any(name in str(raised.value) for name in names), (place, wrong, raised.value)
+            assert pickle.dumps(optimizer) == before, (place, wrong)
     optimizer.load_state_dict(state)
     assert pickle.dumps(optimizer) != before
 

@@ -99,7 +99,7 @@ class _KernelCache(FunctionCache):
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file = _Entries(self._cache_path, self._impl.filename_base)
+        self._cache_file: Any = _Entries(self._cache_path, self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:

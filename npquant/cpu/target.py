@@ -74,7 +74,7 @@ def threads() -> int:
     if not numba_threads._is_initialized:
         numba.get_num_threads()
     # That takes a lock every time, which an interrupt can leave locked: other threads would hang.
-    n: int = numba_threads._get_num_threads()
+    n: int = numba_threads._get_num_threads()  # type: ignore[attr-defined]
     return n
 
 

@@ -98,13 +98,16 @@ class Module:
         for key in state_dict:
             if key not in places:
                 raise ValueError(f"state_dict must have the keys {list(places)}, got {key!r} too")
+        copies: dict[str, Array] = {}
         for prefix, module in self._walk(""):
-            arrays = {name: state_dict[prefix + name] for name in module._names()}
-            for name, array in arrays.items():
-                _check_array(prefix + name, array, module._dtypes(name))
+            arrays = {
+                name: _copied(prefix + name, state_dict[prefix + name], module._dtypes(name))
+                for name in module._names()
+            }
             module._check_state(prefix, arrays)
+            copies.update({prefix + name: array for name, array in arrays.items()})
         for key, (module, name) in places.items():
-            module._set(name, state_dict[key].copy())
+            module._set(name, copies[key])
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         """Raise a ValueError unless this module can have such state; dtypes are right already.
@@ -162,14 +165,17 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def _check_array(key: str, array: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"state_dict[{key!r}] must be a NumPy array, got {type(array).__name__}")
+def _copied(key: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Array:
+    """A plain copy of an array, memory maps included; nothing that its class defines is called."""
+    if not isinstance(value, np.ndarray) or isinstance(value, (np.ma.MaskedArray, np.matrix)):
+        raise TypeError(f"state_dict[{key!r}] must be a NumPy array, got {type(value).__name__}")
+    array = np.array(value, order="C")
     if array.dtype not in dtypes:
         several = "a dtype among" if len(dtypes) > 1 else "the dtype"
         raise TypeError(
             f"state_dict[{key!r}] must have {several} {names(dtypes)}, got {array.dtype}"
         )
+    return array
 
 
 def check_shape(key: str, array: Array, shapes: tuple[tuple[int, ...], ...]) -> None:
