@@ -56,7 +56,12 @@ def main(argv=None):
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
         stop = min(first + STEP, last)
         for index in range(first, stop):
-            drawn = case(options.seed, index, every_dtype=not options.few)
+            try:
+                drawn = case(options.seed, index, every_dtype=not options.few)
+            except Exception as error:
+                state["found"].append(f"no call was drawn: {error!r}")
+                tqdm.write(f"case {index}: {state['found'][-1]}")
+                continue
             state["wrong"] += bool(drawn.wrong)
             said = complaint(drawn)
             if said or options.count == 1:

@@ -263,8 +263,8 @@ class Maker:
         y = np.zeros(max(1, math.prod(shape)), dtype)
         if kind < 5:
             step = draw.of((0, dtype.itemsize, 2 * dtype.itemsize))
-            y = np.concatenate([y] * 3)
-            return np.lib.stride_tricks.as_strided(y, shape, [step] * len(shape))
+            memory = np.zeros(3 * y.nbytes, np.uint8)
+            return np.ndarray(shape, dtype, memory.data, 0, [step] * len(shape))
         y = y[: math.prod(shape)].reshape(shape)
         if kind == 5:
             y.flags.writeable = False
