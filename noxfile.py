@@ -38,6 +38,15 @@ def exhaustive(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def fuzz(session: nox.Session) -> None:
+    """Calls at random, a million of them; arguments go to python -m fuzz."""
+    session.install("-e", ".[test]")
+    cache = f"{session.create_tmp()}/numba"
+    env = {"PYTHONPATH": "tests", "NUMBA_CACHE_DIR": cache}
+    session.run("python", "-m", "fuzz", *session.posargs, env=env)
+
+
+@nox.session(python="3.11")
 def lint(session: nox.Session) -> None:
     """Style and types."""
     session.install("-e", ".[lint]")

@@ -58,12 +58,20 @@ def canonical(dtype: Any, name: str) -> DType:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy's deprecated names are none of ours
-            found = np.dtype(dtype)
-    except (TypeError, ValueError, Warning):
+            found = native_order(np.dtype(dtype))
+    except Exception:  # of many kinds: NumPy parses strings as Python, and asks objects
         raise TypeError(f"{name} must be a NumPy dtype, got {show(dtype)}") from None
     if dtype is None:
         raise TypeError(f"{name} must be a NumPy dtype, got None")
-    native: DType = found.newbyteorder("=")
+    return found
+
+
+def native_order(dtype: DType) -> DType:
+    """`dtype` in the order of bytes of this machine; some of NumPy's have none, as its strings."""
+    try:
+        native: DType = dtype.newbyteorder("=")
+    except TypeError:
+        return dtype
     return native
 
 
@@ -71,7 +79,7 @@ def target(dtype: Any, name: str = "dtype") -> DType:
     """`dtype` as one that can be quantized to."""
     try:
         return _TARGETS[dtype]
-    except (KeyError, TypeError):  # another spelling of it, or no dtype at all
+    except Exception:  # another spelling of it, or no dtype at all, nor even hashable
         found = canonical(dtype, name)
     if found not in BOUNDS:
         raise TypeError(f"{name} must be one of {names(BOUNDS)}, got {found}")

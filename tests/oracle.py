@@ -13,8 +13,8 @@ Where the written contract is silent, measured on PyTorch 2.13 or decided here:
   to the compute dtype: -32768 for +inf into int16 through float16, 4096 for ``quant_max=4095``
   in bfloat16, 100000000 for ``quant_max=100000001`` in float32 (D2 in its widest sense).
 * Division by a Python number in float16 and bfloat16 divides by its float32 value, rounds once.
-* ``convert_element_type``: float to int8, int16, uint16 and int32 goes through int32, to uint8 and
-  int64 through int64; out of range gives the lowest integer of that, whose low bits are 0.
+* ``convert_element_type``: float to int8, int16, uint16 and int32 goes through int32, to uint8,
+  uint32 and int64 through int64; out of range gives the lowest integer of that, with low bits 0.
 * float16 with bfloat16 promotes to float32.
 * Integer input of ``choose_qparams_per_token*`` is widened to float32 first; PyTorch takes
   ``abs`` and ``max - min`` in the integer type, where -128 wraps.
@@ -106,7 +106,7 @@ def tree_sum(terms):
     """Sum each row of ``terms`` (rows, n) in float64 along the tree that npquant promises."""
     terms = np.asarray(terms, F64)
     total = np.zeros(len(terms))
-    for start in range(0, terms.shape[1], TILE):
+    for start in range(0, terms.shape[1] if len(terms) else 0, TILE):
         tile = terms[:, start : start + TILE]
         lanes = np.zeros((len(terms), LANES))
         for row in range(0, tile.shape[1], LANES):
@@ -439,7 +439,7 @@ def convert_element_type(input, dtype):
     if x.dtype not in FLOAT or dtype == np.bool_:
         return x.astype(dtype)
     x = np.where(np.isnan(x), 0, x.astype(F64))
-    return _to_int(x, 64 if dtype in (np.uint8, np.int64) else 32).astype(dtype)
+    return _to_int(x, 64 if dtype in (np.uint8, np.uint32, np.int64) else 32).astype(dtype)
 
 
 # --- choosing qparams ---------------------------------------------------------------------------
@@ -891,7 +891,7 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     if int(_one(observer_on)):
         rows = x.reshape(x.shape[0], -1) if per_row_fake_quant else x.reshape(1, -1)
         for running, seen in ((running_min, rows.min(axis=1)), (running_max, rows.max(axis=1))):
-            seen = seen.reshape(running.shape)
+            seen = seen.reshape(running.shape).astype(F32)
             moved = running + F32(averaging_const) * (seen - running)
             running[...] = np.where(np.isinf(running), seen, moved)
     if not int(_one(fake_quant_on)):
@@ -942,10 +942,10 @@ def _spread(p, x, axis, group_size, dtype):
     """One number for every element of ``x``, in ``dtype``."""
     p = np.asarray(p).astype(dtype)
     if group_size is not None:
+        if not x.size:
+            return x.astype(dtype)
         rows = p.reshape(*x.shape[:-1], -1)
-        return (
-            np.repeat(rows, x.shape[-1] // rows.shape[-1], axis=-1) if x.size else x.astype(dtype)
-        )
+        return np.repeat(rows, x.shape[-1] // rows.shape[-1], axis=-1)
     if axis is None:
         return np.broadcast_to(p.reshape(()), x.shape)
     shape = [1] * x.ndim

@@ -69,6 +69,10 @@ NO_NUMBER += types(
     object_array=np.ones(1, object),
     text_array=np.array(["1"]),
     masked_array=masked(np.ones(1, F32)),
+    a_time=np.timedelta64(3),
+    float8_array=np.ones(1, ml_dtypes.float8_e5m2),
+    uint64_array=np.ones(1, np.uint64),
+    long_double_array=np.ones(1, np.longdouble),
 )
 NO_NUMBER += [Wrong("a_spec", TypeError, lambda _: nq.ArraySpec((1,), np.int32), data=True)]
 NUMBER = NO_NUMBER + values(two=np.ones(2, F32), none_at_all=np.ones(0, F32), too_large=HUGE)
@@ -84,6 +88,7 @@ NO_ARRAY = types(none=None, text="x", a_number=1.0, an_int=1, a_list=[1.0, 2.0])
 NO_ARRAY += [
     Wrong("object_array", TypeError, lambda x: x.astype(object)),
     Wrong("text_array", TypeError, lambda x: x.astype(str)),
+    Wrong("string_array", TypeError, lambda x: np.full(x.shape, "a", np.dtypes.StringDType())),
     Wrong("masked_array", TypeError, masked),
     Wrong("times", TypeError, lambda x: x.astype("m8[s]")),
     Wrong("long_double", TypeError, lambda x: x.astype(np.longdouble)),
@@ -132,6 +137,7 @@ STATES += [
 ]
 
 DTYPE = types(none=None, unknown="float7", a_number=3, an_object=object, a_complex=np.complex64)
+DTYPE += types(unparsable="f4, (2,", unhashable=np.timedelta64(3))
 TARGET = DTYPE + types(a_float=np.float32, a_bool=bool, too_wide=np.int64)
 OUT_DTYPE = [row for row in TARGET if row.label not in ("none", "a_float")]
 OUT_DTYPE += types(float8=ml_dtypes.float8_e5m2, an_integer=np.int8)
@@ -151,6 +157,12 @@ def repeated(y):
     return np.lib.stride_tricks.as_strided(y, y.shape, [0] * y.ndim)
 
 
+def sliding(y):
+    """A writeable array of windows of one row, which overlap."""
+    row = np.zeros(sum(y.shape), y.dtype)
+    return np.lib.stride_tricks.as_strided(row, y.shape, [y.itemsize] * y.ndim)
+
+
 #: `make` gets a right `out` here.
 OUT = [row for row in NO_ARRAY + COMPLEX if row.label != "none"] + [
     Wrong("other_dtype", TypeError, lambda y: np.empty(y.shape, np.uint32)),
@@ -158,6 +170,7 @@ OUT = [row for row in NO_ARRAY + COMPLEX if row.label != "none"] + [
     Wrong("other_axes", ValueError, lambda y: y.reshape(-1)),
     Wrong("read_only", ValueError, lambda y: np.broadcast_to(y, y.shape), data=True),
     Wrong("broadcast", ValueError, lambda y: repeated(y), data=True),
+    Wrong("sliding", ValueError, sliding, data=True),
 ]
 
 # --- which table belongs to which argument --------------------------------------------------------
@@ -291,7 +304,8 @@ SPECIAL = {
     ],
     ("choose_qparams_per_token", "dtype"): values(other=np.uint8),
     ("choose_qparams", "quant_max"): values(without_zero=-1, one_code=-128),
-    ("choose_qparams", "quant_min"): values(without_zero=1),
+    ("choose_qparams", "quant_min"): values(without_zero=1, too_far_apart=127 - 2**63),
+    ("determine_qparams", "quant_min"): values(too_far_apart=127 - 2**63),
     ("determine_qparams", "min_val"): elements(above_max_val=1e9),
     ("fused_moving_avg_obs_fake_quant", "quant_max"): values(one_code=-8, beyond_int32=2**31),
     **{

@@ -341,6 +341,16 @@ def test_fake_quantize_per_channel(dtype, channels, axis, zero_dtype):
             agree(name, x, s, z, axis, *bounds, note=bounds)
 
 
+def test_zero_points_of_32_bits_are_compared_exactly():
+    """2**24 + 9 is no float32, and here the bound itself."""
+    bounds, x = WIDE[2], np.linspace(-9, 9, 12, dtype=F32).reshape(3, 4)
+    for dtype in (np.uint32, np.int64):
+        z = np.array([bounds[0], bounds[1], 2**24 + 2], dtype)
+        agree("fake_quantize_per_channel_affine", x, np.ones(3, F32), z, 0, *bounds)
+        with pytest.raises(ValueError, match="zero_point must be within"):
+            nq.fake_quantize_per_channel_affine(x, np.ones(3, F32), z + 1, 0, *bounds)
+
+
 @pytest.mark.parametrize(("channels", "axis"), AXES)
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_fake_quant_per_channel(dtype, channels, axis):
@@ -456,6 +466,21 @@ def test_learnable_forward_per_channel_with_wide_bounds(bounds):
     agree("fake_quantize_learnable_per_token_affine", x, s, z, *bounds)
 
 
+@pytest.mark.parametrize("bounds", SPANNING)
+def test_learnable_per_channel_of_float64_with_wide_bounds(bounds):
+    """A zero point at a bound that is no float32, and bounds and sums that a float32 rounds."""
+    lo, hi = bounds
+    z = np.array([0.5, 3.3, lo + 0.0, hi + 0.0, 3e9, -3e9, np.inf, -np.inf], F32)
+    s = np.linspace(0.1, 2, 8).astype(F32)
+    x = cases.rows(F64, s, np.clip(z, lo, hi).astype(np.int64), lo, hi)
+    g = cases.rows(F64, np.full(8, 0.1), np.zeros(8), -8, 7, finite=True)
+    name = "fake_quantize_learnable_per_channel_affine"
+    agree(name, x, s, z, 0, lo, hi)
+    for rounding in ("pytorch", "nearest"):
+        agree(f"{name}_backward", g, x, s.astype(F64), z.astype(F64), 0, lo, hi,
+              zero_point_rounding=rounding)  # fmt: skip
+
+
 @pytest.mark.parametrize(("shape", "axis"), [
     ((20_000,), None), ((3, 9_000), 0), ((9_000, 3), 1), ((2, 70, 5_000), 1), ((5_000, 70), 1),
     ((2, 5, 49), 1), ((300, 5, 7), 1), ((4096, 2), 1), ((4097, 1), 1), ((1, 64 * 64 + 1), 0),
@@ -480,6 +505,21 @@ DATA = (
     [[np.inf, -1.0]], [[-np.inf, 3.0]], [[60000.0, -60000.0]], [[3e38, -3e38]],
     [[2.0, 2.0]], [[0.5, 1.5, -2.5], [10, 20, 30]], [[-7e-6, 1e-5]],
 )  # fmt: skip
+
+
+def test_groups_of_nothing_may_have_any_size():
+    x, p = np.zeros((3, 0), F32), np.zeros((3, 0), F32)
+    for size in (2, 128, 2**70):
+        q = nq.quantize_per_channel_group(x, p, p, -8, 7, np.int8, size)
+        assert (q.shape, q.dtype) == ((3, 0), np.int8)
+
+
+def test_qparams_of_bounds_far_apart():
+    """Up to the most that an int64 holds."""
+    x = np.array([-1, 3], F32)
+    for bounds in ((-1, 2**63 - 2), (-(2**62), 2**62 - 1), (-(2**63) + 1, 0)):
+        for op in ("choose_qparams", "choose_qparams_symmetric"):
+            agree(op, x, *bounds, 0.0, np.int8, note=bounds)
 
 
 @pytest.mark.parametrize("dtype", **named(FLOATS))
@@ -545,7 +585,7 @@ def test_fused(per_row, symmetric):
 
 
 CONVERTIBLE = (*FLOATS, *cases.FLOAT8, *map(np.dtype, ("bool", "int8", "uint8", "int16", "uint16",
-                                                       "int32", "int64")))  # fmt: skip
+                                                       "int32", "uint32", "int64")))  # fmt: skip
 
 
 @pytest.mark.parametrize("target", **named(CONVERTIBLE))

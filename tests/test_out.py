@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import npquant as nq
 from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
 
@@ -177,3 +178,24 @@ def test_a_memory_mapped_out_is_returned_as_it_is(tmp_path):
     (expected,) = results(name, kwargs)
     assert results(name, kwargs | {"out": out})[0] is out
     assert_same(np.fromfile(tmp_path / "out", np.float32).reshape(out.shape), expected)
+
+
+def test_a_scalar_is_no_place_to_write():
+    """NumPy makes an array of it, which nobody would ever see."""
+    for out in (np.int8(5), np.float32(5)):
+        with pytest.raises(TypeError, match="out must be a NumPy array to write to"):
+            nq.quantize_per_tensor(np.array(1.0, np.float32), 0.1, 0, -128, 127, np.int8, out=out)
+    state = [np.zeros((), np.float32), np.zeros((), np.float32), np.ones((), np.float32)]
+    for i, name in enumerate(("running_min", "running_max", "scale", "zero_point")):
+        held = [*state, np.zeros((), np.int32)]
+        held[i] = held[i][()]
+        with pytest.raises(TypeError, match=f"{name} must be a NumPy array to write to"):
+            nq.fused_moving_avg_obs_fake_quant(np.ones(3, np.float32), 1, 1, *held, 0.1, -8, 7, 0)
+
+
+def test_a_read_only_view_of_out_is_out_itself():
+    out = np.linspace(-9, 9, 7, dtype=np.float32)
+    x = out.view()
+    x.flags.writeable = False
+    expected = nq.fake_quantize_per_tensor_affine(x.copy(), 0.3, 2, -8, 7)
+    assert_same(nq.fake_quantize_per_tensor_affine(x, 0.3, 2, -8, 7, out=out), expected)

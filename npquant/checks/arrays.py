@@ -94,7 +94,7 @@ def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
     """An array of one of the `allowed` dtypes, copied if its bytes are in another order."""
     if x.dtype in allowed:
         return x
-    found = x.dtype.newbyteorder("=")
+    found = dtypes.native_order(x.dtype)
     if found in allowed and type(x) is np.ndarray:
         return x.astype(found)
     several = "a dtype among" if len(allowed) > 1 else "the dtype"
@@ -137,7 +137,7 @@ def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
     shape = x.shape
     if out is None:
         return x.new_alike(dtype).owner
-    y = array(out, "out")
+    y = place(out, "out")
     if y.dtype != dtype:
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
     if y.shape != shape:
@@ -161,14 +161,31 @@ def overlap(a: Array, b: Array) -> bool:
     return np.may_share_memory(a, b) if type(a) is np.ndarray else a.overlaps(b)
 
 
+def place(value: Any, name: str) -> Array:
+    """An array to write to: none of NumPy's scalars, which would stay as they are."""
+    if isinstance(value, np.generic):
+        raise TypeError(f"{name} must be a NumPy array to write to, got {type(value).__name__}")
+    return array(value, name)
+
+
 def writeable(y: np.ndarray[Any, Any], name: str) -> None:
-    """Refuse an array that cannot be written to, or whose elements are one and the same."""
+    """Refuse an array that cannot be written to, or whose elements share memory."""
     if y.flags.carray:
         return
     if not y.flags.writeable:
         raise ValueError(f"{name} must be writeable, got a read-only array")
-    if y.size and any(s == 0 and n > 1 for s, n in zip(y.strides, y.shape, strict=True)):
-        raise ValueError(f"{name} must not repeat its elements, got a broadcast array")
+    if y.size and _repeats(y):
+        raise ValueError(f"{name} must not repeat its elements, got an array that overlaps itself")
+
+
+def _repeats(y: np.ndarray[Any, Any]) -> bool:
+    """Whether an axis steps less far than those within it reach: broadcast, sliding windows."""
+    reach = y.itemsize
+    for step, n in sorted((abs(s), n) for s, n in zip(y.strides, y.shape, strict=True) if n > 1):
+        if step < reach:
+            return True
+        reach += step * (n - 1)
+    return False
 
 
 def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
@@ -240,7 +257,7 @@ def _same_elements(x: Any, y: Any) -> bool:
         isinstance(x, np.ndarray)
         and x.strides == y.strides
         and x.itemsize == y.itemsize
-        and x.__array_interface__["data"] == y.__array_interface__["data"]
+        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )
 
 

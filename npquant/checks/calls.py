@@ -69,7 +69,7 @@ def _remembered(check: Callable[..., T]) -> Callable[..., T]:
     def call(*args: Any) -> T:
         try:
             return fast(*args)
-        except TypeError:  # an array cannot be looked up, or something is wrong: check it anew
+        except Exception:  # an array cannot be looked up, or something is wrong: check it anew
             pass
         return check(*args)
 

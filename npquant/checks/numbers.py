@@ -52,12 +52,12 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
     """A real number, or the one element of an array."""
     if type(value) is float:
         return value
-    if type(value) is np.ndarray and value.size == 1 and value.dtype.kind in "fiu":
+    if type(value) is np.ndarray and value.size == 1 and value.dtype in REALS:
         return float(value.item())
     if isinstance(value, ARRAYS):
         return float(one(value, name, kind))
     numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
-    if not numeric or isinstance(value, bool):
+    if not numeric or isinstance(value, (bool, np.timedelta64)):  # a NumPy integer, to NumPy
         raise TypeError(f"{name} must be a number, got {show(value)}")
     try:
         return float(value)
@@ -92,6 +92,15 @@ def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[in
     return lo, hi
 
 
+def bounds_with_steps(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
+    """The least and the greatest code, and an int64 holds how many steps are between them."""
+    lo, hi = bounds(quant_min, quant_max, kind)
+    unknown = type(quant_min) is ArraySpec or type(quant_max) is ArraySpec
+    if hi - lo >= 2**63 and not unknown:
+        raise ValueError(f"quant_max - quant_min must fit int64, got {lo} and {hi}")
+    return lo, hi
+
+
 def _bound(value: Any, name: str, unknown: int, kind: type | None) -> int:
     n = integer(value, name, kind)
     return unknown if type(value) is ArraySpec else n
@@ -115,7 +124,7 @@ def bounds_of(
 
 def bounds_around_zero(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
     """The least and the greatest code, with zero between."""
-    lo, hi = bounds(quant_min, quant_max, kind)
+    lo, hi = bounds_with_steps(quant_min, quant_max, kind)
     if not lo <= 0 <= hi:
         raise ValueError(f"quant_min <= 0 <= quant_max is required, got {lo} and {hi}")
     return lo, hi
@@ -171,7 +180,7 @@ def single(value: Any, name: str) -> Any:
 
 def single_number(value: Any, name: str, kind: type | None = None) -> float:
     """A real number, or an array of shape (1,) or () that holds one."""
-    if type(value) is np.ndarray and value.size == 1 >= value.ndim and value.dtype.kind in "fiu":
+    if type(value) is np.ndarray and value.size == 1 >= value.ndim and value.dtype in REALS:
         return float(value.item())
     return number(single(value, name), name, kind)
 
@@ -218,7 +227,7 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str 
             f"group_size must be at least 2 and divide the last axis of {name}, of shape "
             f"{x.shape}, got {show(g)}"
         )
-    return min(g, width) if width else g
+    return min(g, width or 2)  # of nothing, groups of any size
 
 
 def at_least(value: Any, name: str, least: float, kind: type | None = None) -> float:

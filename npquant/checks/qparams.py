@@ -182,7 +182,8 @@ def no_nan(p: Array, name: str) -> Array:
 def learned(value: Any, name: str) -> Array:
     """A parameter that has a gradient: an array of floats; a number is a float32."""
     if isinstance(value, (float, np.float32, np.float64)):
-        value = np.array([value], np.float64 if type(value) is np.float64 else np.float32)
+        kind = dtypes.float64 if type(value) is np.float64 else dtypes.float32
+        value = cast(np.array([value], dtypes.float64), kind)
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 

@@ -15,7 +15,7 @@ from npquant.formulas.fake_quantize import (
 )
 
 fake_quantize_learnable_per_tensor = Elementwise(
-    f.learned_integer,
+    f.learned,
     fake_quantize_per_tensor,
     wide=Elementwise(f.learned_wide, fake_quantize_per_tensor_wide),
 )

@@ -99,7 +99,7 @@ step_towards = Move(f.step_towards)
 # --- checks -----------------------------------------------------------------------------------
 
 #: What `widen` takes to float64.
-_WIDE = frozenset(np.dtype(t) for t in ("float64", "int32", "int64"))
+_WIDE = frozenset(np.dtype(t) for t in ("float64", "int32", "uint32", "int64"))
 
 
 def _any_outside(p: Any, lo: Any, hi: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from npquant.formulas.base import STEP_BACK, clamp, clamp_number, formula
 from npquant.formulas.fake_quantize import affine, affine_wide
-from npquant.primitives import fma, like, rint, trunc, widen
+from npquant.primitives import fma, item, like, rint, trunc, widen
 
 
 @formula
@@ -20,42 +20,31 @@ def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
 
 @formula
 def nearest_inside(zero_point: Any, lo: Any, hi: Any) -> Any:
-    """The same where it must be a code: a bound may be rounded to a float32 outside of the range.
-
-    Then the zero point steps back into it.
-    """
+    """The same, inside: a bound may be rounded to a float32 beyond it, and then it steps back."""
     z = nearest(zero_point, lo, hi)
     return z * STEP_BACK if z > hi or z < lo else z
-
-
-@formula
-def learned_integer(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the learnable forward per tensor, where PyTorch's zero point is an integer."""
-    lo, hi, _ = constants
-    return affine(x, scale, nearest_inside(zero_point, lo, hi), constants, y)
 
 
 @formula
 def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward."""
     lo, hi, _ = constants
-    return affine(x, scale, nearest(zero_point, lo, hi), constants, y)
+    return affine(x, scale, nearest_inside(zero_point, lo, hi), constants, y)
 
 
 @formula
 def learned_wide(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward with wide codes."""
     lo, hi, _ = constants
-    z = nearest_inside(zero_point, lo, hi)
-    return affine_wide(x, scale, z, constants, y)
+    return affine_wide(x, scale, nearest_inside(zero_point, lo, hi), constants, y)
 
 
 @formula
 def slopes_per_channel(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the learnable backward per channel: the zero point is a float32."""
+    """Parameters of the learnable backward per channel: the zero point, a float32, is used in T."""
     lo, hi, _ = constants
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, nearest(zero_point, lo, hi)
+    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), widen(item(x)))
 
 
 @formula

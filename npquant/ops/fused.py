@@ -320,7 +320,7 @@ def _state(
     value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, allowed: tuple[Any, ...]
 ) -> Array:
     """An array that is updated in place."""
-    p = checks.array(value, name)
+    p = checks.place(value, name)
     if type(p) is ArraySpec or checks.on_device(p) or checks.on_device(x):
         checks.together(x, p, name)
     if p.dtype not in allowed:

@@ -416,7 +416,7 @@ def determine_qparams(
     checks.same(mx, "max_val", mn)
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
-    lo, hi = checks.bounds(quant_min, quant_max, type(mn))
+    lo, hi = checks.bounds_with_steps(quant_min, quant_max, type(mn))
     target = dtypes.target(dtype)
     least = checks.finite(eps, "eps", type(mn))
     custom = checks.switch(has_customized_qrange, "has_customized_qrange", type(mn))
