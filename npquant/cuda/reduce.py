@@ -177,7 +177,8 @@ class Extremes:
                 key = (x.dtype, wide, shape.beside, whole)
                 self.lanes(blocks * parts, wide * LANES, args, key, x.stream())
             else:
-                key = (x.dtype, shape.width(flat), shape.single, whole)
+                # Longer loops over the elements of a vector would not be unrolled.
+                key = (x.dtype, min(shape.width(flat), 8), shape.single, whole)
                 self.runs(channels * parts, THREADS, (*shape, *rest), key, x.stream())
             if not whole:
                 args = (parts, *(a.argument() for a in (*to, *found)))
@@ -213,9 +214,10 @@ class Extremes:
             for e in range(t * width, left, count * step):
                 if single and e + (count - 1) * step + width <= left:
                     all_ = load_all((data,), _count(e), _count(step))
-                    for k in range(count * width):
-                        lo = min(lo, number(low(all_[0][k])))
-                        hi = max(hi, number(high(all_[0][k])))
+                    for u in range(count):
+                        for k in range(width):
+                            lo = min(lo, number(low(all_[0][u * width + k])))
+                            hi = max(hi, number(high(all_[0][u * width + k])))
                 elif e + (count - 1) * step + width <= left:
                     for u in range(count):
                         to = _count(skip + _count(e + u * step))
