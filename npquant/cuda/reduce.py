@@ -188,8 +188,7 @@ class Extremes:
     def _make_runs(
         self, x: Any, width: int, single: bool, whole: bool
     ) -> tuple[Callable[..., None], Types]:
-        low, high, count = self._low, self._high, 2
-        load, load_all = vectors(width, 1).load, vectors(width, count).load
+        low, high, load = self._low, self._high, vectors(width, 1).load
         kind, number = _kinds(x)
         shared = getattr(types, np.dtype(number).name)
         step = width * THREADS
@@ -211,23 +210,20 @@ class Extremes:
             data = moved(x, begin)
             first = data[np.int64(skip)]
             lo, hi = number(low(first)), number(high(first))
-            for e in range(t * width, left, count * step):
-                if single and e + (count - 1) * step + width <= left:
-                    all_ = load_all((data,), _count(e), _count(step))
-                    for u in range(count):
-                        for k in range(width):
-                            lo = min(lo, number(low(all_[0][u * width + k])))
-                            hi = max(hi, number(high(all_[0][u * width + k])))
-                elif e + (count - 1) * step + width <= left:
-                    for u in range(count):
-                        to = _count(skip + _count(e + u * step))
-                        to = np.int64(to) if single else _place(to, channels, inner)
-                        found = load((moved(data, to),), _count(0), _count(0))
-                        for k in range(width):
-                            lo = min(lo, number(low(found[0][k])))
-                            hi = max(hi, number(high(found[0][k])))
+            for e in range(t * width, left, 2 * step):
+                if e + step + width <= left:
+                    to, then = _count(skip + _count(e)), _count(skip + _count(e + step))
+                    if single:
+                        places = np.int64(to), np.int64(then)
+                    else:
+                        places = _place(to, channels, inner), _place(then, channels, inner)
+                    found = load((moved(data, places[0]),), _count(0), _count(0))
+                    others = load((moved(data, places[1]),), _count(0), _count(0))
+                    for k in range(width):
+                        for v in (found[0][k], others[0][k]):
+                            lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
                 else:
-                    for u in range(count):
+                    for u in range(2):
                         for i in range(e + u * step, min(e + u * step + width, left)):
                             to = _count(skip + _count(i))
                             v = data[np.int64(to) if single else _place(to, channels, inner)]
