@@ -32,7 +32,6 @@ OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
 }
 
-
 #: A parallel region costs some ten microseconds: below this many elements it is not worth it.
 PARALLEL_FROM = 1 << 16
 
