@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from npquant.cuda.arrays import device
 from npquant.cuda.loops import flat_map
+from npquant.cuda.walk import copy
 from npquant.formulas.base import formula
 from npquant.primitives import converted, item, like, widen
 
@@ -16,8 +18,32 @@ def _converted(x: Any, y: Any) -> Any:
     return converted(x[0], item(y))
 
 
-#: x -> y, of floating dtypes or from one to integers.
-convert = flat_map(_converted, "convert")
+@formula
+def _wrapped(x: Any, y: Any) -> Any:
+    return like(x[0], item(y))
+
+
+@formula
+def _nonzero(x: Any, y: Any) -> Any:
+    return x[0] != like(np.float32(0), x[0])
+
+
+_convert = flat_map(_converted, "convert")
+_wrap = flat_map(_wrapped, "wrap")
+_to_bool = flat_map(_nonzero, "nonzero")
+
+
+def convert(x: Any, y: Any) -> None:
+    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too."""
+    x, y = device(x), device(y)
+    if x.dtype == y.dtype:
+        copy(x, y)
+    elif y.dtype == np.bool_:
+        _to_bool(x, y)
+    elif x.dtype.kind in "iub" and y.dtype.kind in "iu":
+        _wrap(x, y)
+    else:
+        _convert(x, y)
 
 
 @formula

@@ -27,7 +27,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     ----------
     input : ndarray or ArraySpec
         Values of any shape: float16, bfloat16, float32 or float64, float8_e4m3fn, float8_e5m2,
-        integers, bool, complex64 or complex128.
+        integers, bool, complex64 or complex128 (not on a GPU).
     dtype : dtype
         Dtype of the result: float16, bfloat16, float32 or float64, float8_e4m3fn, float8_e5m2, an
         integer dtype up to 64 bits but uint64, or bool.
@@ -68,12 +68,17 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     >>> nq.convert_element_type(x, np.float16)
     array([300. ,  -1.5,   nan], dtype=float16)
     """
-    x = checks.native(checks.array(input, "input"), "input", _CONVERTIBLE | _COMPLEX)
+    x = checks.array(input, "input")
+    on_device = checks.on_device(x)
+    x = checks.native(x, "input", _CONVERTIBLE if on_device else _CONVERTIBLE | _COMPLEX)
     target = dtypes.canonical(dtype, "dtype")
     if target not in _CONVERTIBLE:
         raise TypeError(f"dtype must be one of {dtypes.names(_CONVERTIBLE)}, got {target}")
     y = checks.output(out, x, target)
     if isinstance(x, ArraySpec):
+        return y
+    if on_device:
+        backend.of(x).convert(x, y)
         return y
     if x.dtype in _COMPLEX:
         x = x.real

@@ -317,8 +317,8 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     shape, lib = _token_shape(x), backend.of(x)
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
     least, greatest = lib.minmax(layout.per_token(x.shape), x)
-    if x.dtype in dtypes.INTEGERS and type(x) is np.ndarray:
-        least, greatest = least.astype(np.float32), greatest.astype(np.float32)
+    if x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
+        least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
     lib.choose_per_token_asymmetric(
         least, greatest, (-128, 127), _EPS, 0, "float64", checks.flat(scale), checks.flat(z)
     )
@@ -426,19 +426,18 @@ def determine_qparams(
     if isinstance(mn, ArraySpec):
         shape = mn.shape or (1,)
         return ArraySpec(shape, _FLOAT64), ArraySpec(shape, _INT64)
-    if mn.ndim == 0 and mn == math.inf and mx == -math.inf:
-        return _unset(mn)
-    if (mn > mx).any():
-        raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
+    if type(mn) is np.ndarray:  # on a GPU nobody looks
+        if mn.ndim == 0 and mn == math.inf and mx == -math.inf:
+            return _unset(mn)
+        if (mn > mx).any():
+            raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
     flat = checks.flat(mn), checks.flat(mx)
     return _determine(*flat, lo, hi, target, least, qscheme, custom, mn.ndim == 1, mn)
 
 
 def _unset(mn: Array) -> tuple[Array, Array]:
     """What observers give before they have seen anything."""
-    if isinstance(mn, ArraySpec):
-        return ArraySpec((1,), _FLOAT64), ArraySpec((1,), _INT64)
-    return np.ones(1), np.zeros(1, np.int64)
+    return checks.full(mn, (1,), _FLOAT64, 1), checks.full(mn, (1,), _INT64, 0)
 
 
 # --- what they share --------------------------------------------------------------------------
