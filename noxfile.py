@@ -31,6 +31,15 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def cuda(session: nox.Session) -> None:
+    """CUDA kernels: compiled, in the simulator, and on a GPU where there is one."""
+    session.install("-e", ".[test,test-cuda]")
+    session.run("python", "-c", "import numba_cuda")
+    tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_structure"]
+    _pytest(session, "-m", "", *(f"tests/test_{t}.py" for t in tests), "tests/cuda")
+
+
+@nox.session(python="3.11")
 def exhaustive(session: nox.Session) -> None:
     """Every float32 beside PyTorch, hours of it; arguments go to every_float.py."""
     session.install("-e", ".[test,peers]")

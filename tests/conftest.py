@@ -21,10 +21,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     name, folder = collection_path.name, collection_path.parent.name
     if name == "peers":
         left = bool(_missing(PEERS))
-    elif name == "cuda" and folder == "tests":
-        left = _cuda_runs() == "nowhere"
-    elif folder == "cuda":
-        left = name == "test_on_gpu.py" and _cuda_runs() != "on a GPU"
+    elif "cuda" in (name, folder):
+        where = ("on a GPU",) if name == "test_on_gpu.py" else ("on a GPU", "in the simulator")
+        left = _cuda_runs() not in where
     else:
         # In the simulator nothing is compiled.
         left = name.startswith("test_cuda") and _cuda_runs() in ("", "in the simulator")

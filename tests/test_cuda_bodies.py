@@ -6,7 +6,8 @@ from functools import cache
 import numba
 import numpy as np
 import pytest
-from numba.extending import overload, register_jitable
+from numba import types
+from numba.extending import intrinsic, overload
 
 from calls import CALLS, axis_name, results
 from npquant.cuda import loops, target, vectors
@@ -35,101 +36,78 @@ def data(shape):
     return np.where(rng.random(shape) < 0.5, x, rng.normal(0, 3, shape).astype(np.float32))
 
 
-# --- vectors, as the CPU knows them ---------------------------------------------------------------
-
-
-@cache
-def taught(width, count):
-    """Let the CPU's compiler know the loads and stores of a thread."""
-    load, scratch, store = vectors.vectors(width, count)[2:]
-    size = width * count
-
-    @register_jitable
-    def load_one(a, i, step):
-        values = np.empty(size, a.dtype)
-        for k in range(size):
-            values[k] = a[i + k // width * step + k % width]
-        return values
-
-    @overload(load)
-    def _load(arrays, i, step):
-        if len(arrays) == 1:
-            return lambda arrays, i, step: (load_one(arrays[0], i, step),)
-        return lambda arrays, i, step: (
-            load_one(arrays[0], i, step), *load(arrays[1:], i, step),
-        )  # fmt: skip
-
-    @overload(scratch)
-    def _scratch(arrays):
-        if len(arrays) == 1:
-            return lambda arrays: (np.empty(size, arrays[0].dtype),)
-        return lambda arrays: (np.empty(size, arrays[0].dtype), *scratch(arrays[1:]))
-
-    @register_jitable
-    def store_one(a, i, step, values):
-        for k in range(size):
-            a[i + k // width * step + k % width] = values[k]
-
-    @overload(store)
-    def _store(arrays, i, step, scratch):
-        if len(arrays) == 1:
-            return lambda arrays, i, step, scratch: store_one(arrays[0], i, step, scratch[0])
-
-        def store_all(arrays, i, step, scratch):
-            store_one(arrays[0], i, step, scratch[0])
-            store(arrays[1:], i, step, scratch[1:])
-
-        return store_all
-
-
 # --- a launch -------------------------------------------------------------------------------------
 
 
 @cache
-def every_thread(kernel, width, count):
+def vectors_for_cpu(width, count):
+    """The very instructions of a thread's loads and stores, taught to the CPU's compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "intrinsic", intrinsic)
+        patch.setattr(vectors, "overload", overload)
+        return vectors.vectors.__wrapped__(width, count)
+
+
+def pointers_to(kinds):
+    """What makes pointers of addresses."""
+
+    @intrinsic
+    def pointers(context, addresses):
+        def codegen(context, builder, sig, args):
+            found = [
+                builder.inttoptr(builder.extract_value(args[0], i), context.get_value_type(kind))
+                for i, kind in enumerate(kinds)
+            ]
+            return context.make_tuple(builder, sig.return_type, found)
+
+        return types.Tuple(kinds)(addresses), codegen
+
+    return pointers
+
+
+@cache
+def every_thread(kernel, key):
     """A loop over all threads of a launch."""
-    taught(width, count)
-    made = kernel._make.__self__
-    walk = loops._walk(made._parameters, made._element, width, count)
+    made, (inputs, _, _, outputs, width, count) = kernel._make.__self__, key
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "vectors", vectors_for_cpu)
+        walk = loops._walk(made._parameters, made._element, width, count)
+    data, results = (pointers_to([target.pointer(d) for d in some]) for some in (inputs, outputs))
 
     @numba.njit(error_model="numpy", nogil=True)
     def run(blocks, threads, n, skip, first, channels, inner, x, scale, zero_point, constants, y):
+        u, v = data(x), results(y)
         for block in range(blocks):
             for thread in range(threads):
-                walk(block, thread, n, skip, first, channels, inner, x, scale, zero_point,
-                     constants, y)  # fmt: skip
+                walk(block, thread, n, skip, first, channels, inner, u, scale, zero_point,
+                     constants, v)  # fmt: skip
 
     return run
 
 
-def memory(address, count, dtype):
+def number(kind, value):
+    return getattr(np, "float64" if kind == "wide" else kind)(value)
+
+
+def channels_at(address, count, dtype):
     held = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    a = np.frombuffer(held, dtype)
-    return a.view(np.uint8) if dtype == np.bool_ else a
+    return np.frombuffer(held, dtype)
 
 
 def launched(kernel, blocks, threads, args, key, on):
     """In place of Kernel.__call__: threads one after another."""
     assert isinstance(kernel._make.__self__, loops.Map), kernel.name
-    n, skip, first, channels, inner, x, scale, zero_point, constants, y = args
-    inputs, kinds, names, outputs, width, count = key
-    qparams = [
-        getattr(np, "float64" if kind == "wide" else kind)(p)
-        if isinstance(kind, str)
-        else memory(p, channels, kind)
-        for p, kind in zip((scale, zero_point), kinds, strict=True)
-    ]
-    typed = tuple(
-        getattr(np, "float64" if kind == "wide" else kind)(v)
-        for v, kind in zip(constants, names, strict=True)
+    n, skip, first, channels, inner, x, *qparams, constants, y = args
+    scale, zero_point = (
+        number(kind, p) if isinstance(kind, str) else channels_at(p, channels, kind)
+        for p, kind in zip(qparams, key[1], strict=True)
     )
-    every_thread(kernel, width, count)(
-        blocks, threads, *map(np.uint32, (n, skip, first, channels, inner)),
-        tuple(memory(a, n, d) for a, d in zip(x, inputs, strict=True)), *qparams, typed,
-        tuple(memory(a, n, d) for a, d in zip(y, outputs, strict=True)),
-    )  # fmt: skip
+    typed = tuple(number(kind, v) for v, kind in zip(constants, key[2], strict=True))
+    counts = map(np.uint32, (n, skip, first, channels, inner))
+    every_thread(kernel, key)(blocks, threads, *counts, x, scale, zero_point, typed, y)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPS)
 def test_bodies(name, monkeypatch):
     """The bits of the CPU kernels: `Both` compares."""

@@ -167,7 +167,8 @@ class CuPy:
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         with like.owner.device:
-            return self._cupy.ndarray(shape, dtype, strides=strides)
+            room = self._cupy.cuda.alloc(prod(shape) * dtype.itemsize)
+            return self._cupy.ndarray(shape, dtype, room, strides)
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
         with like.owner.device:

@@ -1,0 +1,126 @@
+"""What only a GPU can show: many elements, streams, graphs, and that nothing waits for the device."""
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import npquant as nq
+from calls import arguments, results
+from cases import assert_same
+from npquant.cuda import to_device, to_host
+from npquant.cuda.arrays import Interface, device
+
+#: More than 31 bits count, and no multiple of a vector.
+MANY = 2**31 + 7
+INT8 = (0.5, 3, -128, 127, np.int8)
+HOST = np.arange(-128, 128).astype(np.int8)
+
+
+def checked(result):
+    """What the driver returns; an error of it is one here."""
+    error, *values = result
+    assert error == driver.CUresult.CUDA_SUCCESS, error
+    return values[0] if len(values) == 1 else values
+
+
+def filled(n, pattern):
+    """A pattern, over and over, on the device: `n` elements."""
+    y = Interface().empty(None, (n,), pattern.dtype, (pattern.itemsize,))
+    for start in range(0, n, 1 << 28):
+        some = np.resize(np.roll(pattern, -start), min(1 << 28, n - start))
+        checked(driver.cuMemcpyHtoD(
+            device(y).pointer + start * pattern.itemsize, some.ctypes.data, some.nbytes
+        ))  # fmt: skip
+    return y
+
+
+@pytest.mark.parametrize("axis", [None, 0], ids=["per tensor", "per channel"])
+def test_many_elements(axis):
+    """Codes to values and back: both indices go beyond 31 bits."""
+    codes = filled(MANY, HOST)
+    if axis is None:
+        values = nq.dequantize_per_tensor(codes, *INT8, out_dtype=np.float16)
+        got = nq.quantize_per_tensor(values, *INT8)
+    else:
+        s, z = (to_device(np.array([v], t)) for v, t in ((0.5, np.float32), (3, np.int32)))
+        rows = device(codes).viewed((1, MANY))
+        values = nq.dequantize_per_channel(rows, s, z, 0, *INT8[2:], out_dtype=np.float16)
+        got = nq.quantize_per_channel(values, s, z, 0, *INT8[2:])
+    got = to_host(got).reshape(-1)
+    for start in range(0, MANY, 1 << 28):
+        part = got[start : start + (1 << 28)]
+        assert_same(part, np.resize(np.roll(HOST, -start), part.size), str(start))
+
+
+class OnStream:
+    """A device array whose library works on a stream of its own."""
+
+    def __init__(self, array, stream):
+        self.array, self.dtype = array, array.dtype
+        interface = dict(array.__cuda_array_interface__)
+        self.__cuda_array_interface__ = interface | {"stream": int(stream)}
+
+
+@pytest.fixture
+def streams():
+    made = [
+        checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        for _ in range(2)
+    ]
+    yield made
+    for stream in made:
+        checked(driver.cuStreamDestroy(stream))
+
+
+def test_two_streams(streams):
+    """Calls in turn on two streams, each of which sees its own data only."""
+    name, hosts, given, outs = "fake_quantize_per_channel_affine", [], [], []
+    for seed, stream in enumerate(streams):
+        kwargs = arguments(name, (257, 4100), 0, seed)
+        hosts.append(kwargs)
+        on = {k: OnStream(to_device(v), stream) if isinstance(v, np.ndarray) else v
+              for k, v in kwargs.items()}  # fmt: skip
+        given.append(on)
+        outs.append(OnStream(to_device(np.zeros_like(kwargs["input"])), stream))
+    for _ in range(20):
+        for on, out in zip(given, outs, strict=True):
+            results(name, on | {"out": out})
+    for stream in streams:
+        checked(driver.cuStreamSynchronize(stream))
+    for kwargs, out in zip(hosts, outs, strict=True):
+        assert_same(to_host(out.array), results(name, kwargs)[0])
+
+
+GRAPHED = ("quantize_per_channel", "fake_quantize_per_tensor_affine", "adaround_soft_backward")
+
+
+@pytest.mark.parametrize("name", GRAPHED)
+def test_captured_graph(name, streams):
+    """A call is captured, and gives the bits of new data each time the graph is launched.
+
+    What waits for the device, or allocates by the driver, would break the capture.
+    """
+    stream = streams[0]
+    kwargs = arguments(name, (257, 4100), 0)
+    on = {k: OnStream(to_device(v), stream) if isinstance(v, np.ndarray) else v
+          for k, v in kwargs.items()}  # fmt: skip
+    (expected,) = results(name, kwargs)
+    out = OnStream(to_device(np.zeros_like(expected)), stream)
+    results(name, on | {"out": out})  # compiles
+    checked(driver.cuStreamSynchronize(stream))
+    checked(driver.cuStreamBeginCapture(
+        stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    ))  # fmt: skip
+    results(name, on | {"out": out})
+    graph = checked(driver.cuStreamEndCapture(stream))
+    executable = checked(driver.cuGraphInstantiate(graph, 0))
+    for seed in (1, 2):
+        kwargs = arguments(name, (257, 4100), 0, seed)
+        x = np.ascontiguousarray(kwargs["input"])
+        checked(driver.cuMemcpyHtoD(device(on["input"]).pointer, x.ctypes.data, x.nbytes))
+        only = arguments(name, (257, 4100), 0, 0) | {"input": x}
+        checked(driver.cuGraphLaunch(executable, stream))
+        checked(driver.cuStreamSynchronize(stream))
+        assert_same(to_host(out.array), results(name, only)[0], str(seed))
+    checked(driver.cuGraphExecDestroy(executable))
+    checked(driver.cuGraphDestroy(graph))

@@ -1,0 +1,182 @@
+"""Libraries of device arrays: theirs are the results, the streams, and the names of dtypes.
+
+Stand-ins have what the real ones are asked for, and nothing else; their memory is the host's, and
+what would be launched is noted.
+"""
+
+import sys
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npquant as nq
+from npquant.cuda import arrays, target
+
+#: What the libraries say that they work on.
+STREAM = 0x5EED
+
+
+class Tensor:
+    """A tensor of PyTorch."""
+
+    is_cuda = True
+
+    def __init__(self, held, dtype):
+        self.held, self.dtype, self.device = held, dtype, "cuda:1"
+        self.shape = held.shape
+
+    def stride(self):
+        return tuple(s // self.held.itemsize for s in self.held.strides)
+
+    def data_ptr(self):
+        return self.held.ctypes.data
+
+
+#: PyTorch's names, and how the memory of each looks.
+TORCH = {
+    "float16": "f2", "bfloat16": "u2", "float32": "f4", "float64": "f8", "float8_e4m3fn": "u1",
+    "int8": "i1", "uint8": "u1", "int16": "i2", "int32": "i4", "int64": "i8", "bool": "?",
+}  # fmt: skip
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    module = ModuleType("torch")
+    kinds = {name: f"torch.{name}" for name in TORCH}
+    for name, kind in kinds.items():
+        setattr(module, name, kind)
+
+    def empty_strided(shape, stride, dtype, device):
+        assert device == "cuda:1"
+        kind = np.dtype(TORCH[dtype.removeprefix("torch.")])
+        held = np.ndarray(shape, kind, strides=[s * kind.itemsize for s in stride])
+        return Tensor(held, dtype)
+
+    def current_stream(device):
+        assert device == "cuda:1"
+        return SimpleNamespace(cuda_stream=STREAM)
+
+    module.empty_strided = empty_strided
+    module.cuda = SimpleNamespace(current_stream=current_stream)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+class CuPyArray:
+    """An array of CuPy."""
+
+    __cuda_array_interface__ = NotImplemented  # only asked whether it is there
+
+    def __init__(self, shape, dtype, memptr=None, strides=None):
+        if strides is not None and memptr is None:
+            raise ValueError("memptr is required if strides is given.")
+        held = np.ndarray(shape, dtype, memptr, strides=strides)
+        self.held, self.shape, self.dtype, self.strides = held, held.shape, held.dtype, held.strides
+        self.data, self.device = SimpleNamespace(ptr=held.ctypes.data), nullcontext()
+
+
+CuPyArray.__module__ = "cupy"
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    module = ModuleType("cupy")
+    module.ndarray = CuPyArray
+    module.cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(ptr=STREAM),
+        alloc=lambda size: np.empty(size, np.uint8),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    """The streams that kernels were to be launched on."""
+    found = []
+    monkeypatch.setattr(target.Kernel, "__call__", lambda *args: found.append(args[-1]))
+    return found
+
+
+def channels_last(kind):
+    return np.zeros((2, 4, 5, 3), kind).transpose(0, 3, 1, 2)
+
+
+def test_torch(torch, streams):
+    x = Tensor(channels_last(np.float32), torch.float32)
+    q = nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+    assert (type(q), q.dtype, q.shape) == (Tensor, torch.int8, x.shape)
+    assert q.stride() == x.stride()
+    y, mask = nq.fake_quantize_per_tensor_affine_cachemask(x, 0.1, 0, -128, 127)
+    assert (y.dtype, mask.dtype) == (torch.float32, torch.bool)
+    assert y.stride() == mask.stride() == x.stride()
+    assert streams == [STREAM] * 2
+
+
+def test_cupy(cupy, streams):
+    held = channels_last(np.float16)
+    x = CuPyArray((2, 3, 4, 5), np.float16, np.zeros(held.size, np.float16).data, held.strides)
+    q = nq.quantize_per_tensor(x, 0.1, 0, -8, 7, ml_dtypes.int4)
+    assert (type(q), q.dtype, q.shape) == (CuPyArray, ml_dtypes.int4, x.shape)
+    assert q.strides == tuple(s // 2 for s in x.strides)
+    assert streams == [STREAM]
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_dtypes_of_torch(torch, name):
+    kind = getattr(torch, name)
+    a = arrays.device(Tensor(np.zeros((2, 3), TORCH[name])[:, ::2], kind))
+    assert a.dtype == np.dtype(getattr(ml_dtypes, name, name))
+    assert a.strides == (3 * a.dtype.itemsize, 2 * a.dtype.itemsize)
+    assert a.new((4,), a.dtype).owner.dtype == kind
+
+
+def test_an_unknown_dtype(torch):
+    x = Tensor(np.zeros(3, np.complex64), "torch.complex64")
+    with pytest.raises(TypeError, match=r"dtype that npquant knows, got torch\.complex64"):
+        nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+
+
+def test_a_result_that_torch_has_no_dtype_for(torch):
+    x = Tensor(np.zeros(3, np.float32), torch.float32)
+    with pytest.raises(TypeError, match="one that PyTorch has on a GPU, got int4"):
+        nq.quantize_per_tensor(x, 0.1, 0, -8, 7, ml_dtypes.int4)
+
+
+class Shown:
+    """An array of a library that has only the protocol."""
+
+    def __init__(self, held, **more):
+        self.__cuda_array_interface__ = {
+            "shape": held.shape, "strides": held.strides, "typestr": held.dtype.str, "version": 3,
+            "data": (held.ctypes.data, False), **more,
+        }  # fmt: skip
+
+
+def test_the_interface(streams):
+    held = np.zeros((4, 6), np.float32)[::-1, ::2]
+    a = arrays.device(Shown(held, stream=STREAM))
+    assert (a.shape, a.strides, a.dtype) == (held.shape, held.strides, held.dtype)
+    assert (a.pointer, a.stream()) == (held.ctypes.data, STREAM)
+    assert arrays.device(Shown(held)).stream() == 0
+
+
+def test_a_masked_array():
+    with pytest.raises(TypeError, match="must not be masked"):
+        nq.quantize_per_tensor(
+            Shown(np.zeros(3, np.float32), mask=object()), 0.1, 0, -128, 127, np.int8
+        )
+
+
+def test_where_it_lies():
+    """Order in memory, and the element at the lowest address, as NumPy has them."""
+    x = np.zeros((4, 6, 5), np.float32)
+    for y in (x, x.T, x[::-1], x[:, ::-2, 1:], x.transpose(1, 0, 2), x[:0], x[..., :1]):
+        a = arrays.device(Shown(y))
+        first, count = a.lowest()
+        low, high = np.lib.array_utils.byte_bounds(y) if y.size else (y.ctypes.data,) * 2
+        assert (a.pointer - 4 * first, 4 * count) == (low, high - low)
+        assert a.contiguous == y.flags.c_contiguous
