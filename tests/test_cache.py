@@ -138,6 +138,11 @@ def test_other_sources_or_compilers_have_other_entries(folder, compiled, monkeyp
     assert len(entries(folder)) == 1, "what is stale was not replaced"
 
 
+def test_sources_that_cannot_be_read_are_never_the_same(tmp_path):
+    assert cache.fingerprint(PACKAGE) == cache.fingerprint(PACKAGE) == cache.STAMP.split(" ")[0]
+    assert cache.fingerprint(tmp_path) != cache.fingerprint(tmp_path)
+
+
 def test_an_entry_that_cannot_be_read(folder):
     scaled()
     (path,) = entries(folder)

@@ -8,7 +8,7 @@ from test_threads import FEW, LAYERS
 
 def test_forks_after_a_parallel_kernel():
     """OpenMP kills a forked child that opens a parallel region."""
-    run("fork,pools,servers,threads_and_forks", "omp", 0.5, FEW)
+    run("fork,pools,threads_and_forks", "omp", 0.5, FEW)
 
 
 def test_forks_under_workqueue():

@@ -30,12 +30,14 @@ from numba.core.serialize import dumps
 def fingerprint(package: Path) -> str:
     """A digest of the sources that kernels are made of: names and contents."""
     digest = hashlib.sha256()
-    for folder in ("", "cpu", "formulas"):
-        for file in sorted((package / folder).glob("*.py")):
-            source = file.read_bytes()
-            digest.update(f"{folder}/{file.name} {len(source)}\n".encode())
-            digest.update(source)
-    return digest.hexdigest()
+    folders = [package / folder for folder in ("", "cpu", "formulas")]
+    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    for file in files:
+        source = file.read_bytes()
+        digest.update(f"{file.relative_to(package)} {len(source)}\n".encode())
+        digest.update(source)
+    # Where there are no files, as in a zip archive, one process cannot trust another's code.
+    return digest.hexdigest() if files else uuid.uuid4().hex
 
 
 #: What compiled code depends on, beside its key. The sources are read now: a process that goes on
