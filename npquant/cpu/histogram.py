@@ -147,27 +147,33 @@ count_doubling = Count(f.doubling_bins, f.doubling_bin)
 # --- PyTorch's histogram observer -------------------------------------------------------------
 
 
-def _respread(
-    histogram: Any, low: Any, high: Any, new_low: Any, new_high: Any, parts: Any, new: Any
-) -> None:
-    """Parts of the old bins, each to the new bin that its middle is in.
+@register_jitable
+def bin_of_part(edges: Any, bins: Any, middle: Any) -> Any:
+    """The new bin that the middle of a part is in.
 
     By torch.bucketize's own search: where steps are subnormal numbers, edges may not ascend.
     """
+    first, last = 0, bins + 1
+    while first < last:
+        half = first + (last - first) // 2
+        if edges[half] > middle:
+            last = half
+        else:
+            first = half + 1
+    return min(max(first - 1, 0), bins - 1)
+
+
+def _respread(
+    histogram: Any, low: Any, high: Any, new_low: Any, new_high: Any, parts: Any, new: Any
+) -> None:
+    """Parts of the old bins, each to the new bin that its middle is in."""
     bins = histogram.size
     edges = np.empty(bins + 1, np.float32)
     for i in range(bins + 1):
         edges[i] = f.linspace(new_low, new_high, bins + 1, i)
     for i in range(bins * parts):
         middle = f.middle_of_part(low, high, bins * parts, i)
-        first, last = 0, bins + 1
-        while first < last:
-            half = first + (last - first) // 2
-            if edges[half] > middle:
-                last = half
-            else:
-                first = half + 1
-        new[min(max(first - 1, 0), bins - 1)] += f.share(histogram[i // parts], parts)
+        new[bin_of_part(edges, bins, middle)] += f.share(histogram[i // parts], parts)
 
 
 _FLOATS = array_type(np.dtype(np.float32))
@@ -192,21 +198,24 @@ def _cascade(x: Any, first: Any, stride: Any, rows: Any) -> Any:
     power = max(4, power // 4)
     step = 1 << power
     zero = np.float32(0)
-    levels = np.zeros(4, np.float32)
+    lowest = second = third = top = zero
     i = 0
     while i + step <= rows:
         for _ in range(step):
-            levels[0] += x[first + i * stride]
+            lowest += x[first + i * stride]
             i += 1
-        for level in range(1, 4):
-            levels[level] += levels[level - 1]
-            levels[level - 1] = zero
-            if i & ((step - 1) << (level * power)) != 0:
-                break
+        second += lowest
+        lowest = zero
+        if i & ((step - 1) << power) == 0:
+            third += second
+            second = zero
+            if i & ((step - 1) << (2 * power)) == 0:
+                top += third
+                third = zero
     while i < rows:
-        levels[0] += x[first + i * stride]
+        lowest += x[first + i * stride]
         i += 1
-    return levels[0] + levels[1] + levels[2] + levels[3]
+    return lowest + second + third + top
 
 
 @register_jitable
@@ -222,9 +231,8 @@ def _row_sum(x: Any, first: Any, stride: Any, rows: Any) -> Any:
 
 
 @register_jitable
-def _torch_sum(x: Any) -> Any:
-    """The bits of torch.sum of a float32 vector on one thread: eight lanes of four accumulators."""
-    n = x.size
+def torch_sum(x: Any, n: Any) -> Any:
+    """The bits of torch.sum of `n` float32 on one thread: eight lanes of four accumulators."""
     total = np.float32(0)
     if n < 8:
         return total + _row_sum(x, 0, 1, n)
@@ -237,23 +245,27 @@ def _torch_sum(x: Any) -> Any:
 
 @register_jitable
 def _clipping_error(
-    histogram: Any, low: Any, high: Any, start: Any, end: Any, codes: Any, errors: Any
+    histogram: Any, bins: Any, widths: Any, start: Any, codes: Any, errors: Any, worker: Any
 ) -> Any:
-    """What HistogramObserver minimises: the squared error of codes from bin start to bin end."""
-    bins = histogram.size
-    width, step, half = f.clip_widths(low, high, bins, end - start + 1, codes)
-    if step == 0:
-        return np.float32(0)
+    """The squared error of codes from bin `start` on."""
+    width, step, half = widths
     w, s, h, last = np.float32(width), np.float32(step), np.float32(half), np.float32(codes - 1)
     for i in range(bins):
         errors[i] = f.clip_error(histogram[i], i, start, w, s, h, last)
-    return _torch_sum(errors)
+    return torch_sum(errors, bins)
 
 
-def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
-    bins = histogram.size
-    total = np.float64(_torch_sum(histogram))
-    cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
+@register_jitable
+def search_of_ends(
+    histogram: Any, bins: Any, low: Any, high: Any, codes: Any, cumulative: Any, errors: Any,
+    bounds: Any, clipping_error: Any, worker: Any,
+) -> None:  # fmt: skip
+    """HistogramObserver's search for the range whose codes have the least squared error.
+
+    `cumulative` and `errors` have room for all bins. ``clipping_error(histogram, bins, widths,
+    start, codes, errors, worker)`` may share the work with others that search the same.
+    """
+    total = np.float64(torch_sum(histogram, bins))
     running = np.float64(0)
     for i in range(bins):
         running += np.float64(histogram[i])
@@ -273,12 +285,23 @@ def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -
             new_start, new_end, beta = start, right, beta - STEP
         if new_start == start and new_end == end:
             continue
-        error = _clipping_error(histogram, low, high, new_start, new_end, codes, errors)
+        widths = f.clip_widths(low, high, bins, new_end - new_start + 1, codes)
+        error = np.float32(0)
+        if widths[1] != 0:
+            error = clipping_error(histogram, bins, widths, new_start, codes, errors, worker)
         if error > least:
             break
         least, start, end = error, new_start, new_end
     bounds[0] = f.bin_edge(low, high, bins, start)
     bounds[1] = f.bin_edge(low, high, bins, end + 1)
+
+
+def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
+    bins = histogram.size
+    cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
+    search_of_ends(
+        histogram, bins, low, high, codes, cumulative, errors, bounds, _clipping_error, 0
+    )
 
 
 #: How far a step of the search moves a quantile.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import INFINITY, clamp, formula
-from npquant.primitives import fma, key, like, rint, trunc, widen
+from npquant.primitives import bits, floor, fma, key, like, rint, trunc, value, widen
 
 # --- histograms ---------------------------------------------------------------------------------
 #
@@ -28,13 +28,22 @@ def finite_key_below(x: Any) -> Any:
 
 
 @formula
+def next_above(v: Any) -> Any:
+    """The next number after a finite `v` that is not zero."""
+    k = bits(abs(v))
+    away = v > like(np.float32(0), v)
+    m = value(k + np.int32(1) if away else k - np.int32(1), v)
+    return m if away else -m
+
+
+@formula
 def linear_bins(low: Any, high: Any, bins: Any) -> Any:
     """Parameters of `linear_bin`; of a single value the bounds are moved apart, as torch.histc."""
     one = like(np.float32(1), low)
     a, b = low, high
     if low == high:
-        a = low - one if low - one < low else np.nextafter(low, -like(INFINITY, low))
-        b = low + one if low + one > low else np.nextafter(low, like(INFINITY, low))
+        a = low - one if low - one < low else -next_above(-low)
+        b = low + one if low + one > low else next_above(low)
     return a, b, b - a, like(bins, low)
 
 
@@ -110,7 +119,7 @@ def floor_divided(a: Any, b: Any) -> Any:
         rest = rest - v if rest > np.float64(0) else rest + v if rest <= -v else rest
     quotient = (a - np.float32(rest)) / b
     quotient = quotient - np.float32(1) if rest < np.float64(0) else quotient
-    whole = np.floor(quotient)
+    whole = floor(quotient)
     return whole + np.float32(1) if quotient - whole > np.float32(0.5) else whole
 
 
