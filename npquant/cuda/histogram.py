@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.histogram import bin_of_part, search_of_ends, torch_sum
+from npquant.cpu import histogram as searches
+from npquant.cpu.histogram import bin_of_part, codes_of, search_of_ends, torch_sum
+from npquant.cpu.lanes import LANES
 from npquant.cuda.arrays import device
-from npquant.cuda.reduce import TILE, _divided, _parts, _place, _run, _Shape
+from npquant.cuda.reduce import TILE, Shape, divided, parts_of, place_of, run
 from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas import histogram as f
-from npquant.formulas.base import formula
+from npquant.formulas.base import clamp, formula
 from npquant.layout import Granularity
 
 if not SIMULATED:
@@ -82,7 +84,7 @@ class Count:
             return
         bins = counts.shape[1]
         for layout, (flat,) in pieces(granularity, (x,), ()):
-            shape = _Shape.of(layout, x.size)
+            shape = Shape.of(layout, x.size)
             rest = (bins, flat.argument(), low.argument(), high.argument(), counts.argument())
             key = (x.dtype, low.dtype)
             if bins > ROOM or shape.beside or shape.count < 2 * bins:
@@ -90,7 +92,7 @@ class Count:
                 blocks = -(-x.size // THREADS)
                 self.elements(blocks, THREADS, args, (*key, x.size >= 1 << 32), x.stream())
             else:
-                parts, span = _parts(shape.count, shape.channels, max(TILE, 4 * bins))
+                parts, span = parts_of(shape.count, shape.channels, max(TILE, 4 * bins))
                 room = max(256, 1 << (bins - 1).bit_length())
                 key = (*key, min(shape.width(flat), 8), shape.single, room)
                 args = (*shape, parts, span, *rest)
@@ -107,13 +109,13 @@ class Count:
         ) -> None:  # fmt: skip
             """A block for each (channel, part)."""
             table = cuda.shared.array(room, types.int32)
-            t, (c, part) = cuda.threadIdx.x, _divided(cuda.blockIdx.x, parts)
+            t, (c, part) = cuda.threadIdx.x, divided(cuda.blockIdx.x, parts)
             start = part * span
             left = min(length - start, span)
             if single:
                 begin, skip = c * inner + start, np.uint32(0)
             else:
-                begin, skip = _run(c, start, channels, inner)
+                begin, skip = run(c, start, channels, inner)
             data = moved(x, begin)
             for k in range(t, bins, THREADS):
                 table[k] = 0
@@ -122,7 +124,7 @@ class Count:
             for e in range(t * width, left, THREADS * width):
                 if e + width <= left:
                     to = np.uint32(skip + np.uint32(e))
-                    to = np.int64(to) if single else _place(to, channels, inner)
+                    to = np.int64(to) if single else place_of(to, channels, inner)
                     found = load((moved(data, to),), np.uint32(0), np.uint32(0))
                     for k in range(width):
                         place = bin_of(found[0][k], p)
@@ -132,7 +134,7 @@ class Count:
                     for i in range(e, left):
                         to = np.uint32(skip + np.uint32(i))
                         place = bin_of(
-                            data[np.int64(to) if single else _place(to, channels, inner)], p
+                            data[np.int64(to) if single else place_of(to, channels, inner)], p
                         )
                         if place < bins:
                             cuda.atomic.add(table, place, 1)
@@ -297,3 +299,110 @@ def double(shifts: Any, counts: Any) -> None:
     channels, bins = to.shape
     args = (channels, bins, by.argument(), to.argument())
     _double(-(-2 * channels // THREADS), THREADS, args, (), to.stream())
+
+
+# --- clip ranges from a doubling histogram ------------------------------------------------------
+
+
+@formula
+def _squared_error(
+    counts: Any, first: Any, n: Any, rooms: Any, low: Any, high: Any, lo: Any, hi: Any, middle: Any,
+    eps: Any, choose: Any, t: Any,
+) -> Any:  # fmt: skip
+    """As that of the CPU; each thread has some bins, and then some lanes."""
+    lanes = cuda.shared.array(LANES, types.float64)
+    scale, least, greatest = codes_of(low, high, lo, hi, middle, eps, choose)
+    edges, terms = rooms[3], rooms[4]
+    for i in range(t, n, SEARCHERS):
+        terms[i] = f.squared_error_of_bin(
+            counts[first + i], edges[i], edges[i + 1], scale, least, greatest
+        )
+    cuda.syncthreads()
+    for lane in range(t, LANES, SEARCHERS):
+        total = np.float64(0)
+        for i in range(lane, n, LANES):
+            total += terms[i]
+        lanes[lane] = total
+    cuda.syncthreads()
+    if t == 0:
+        h = LANES // 2
+        while h > 0:
+            for i in range(h):
+                lanes[i] += lanes[i + h]
+            h //= 2
+    cuda.syncthreads()
+    found = lanes[0]
+    cuda.syncthreads()
+    return found
+
+
+class Clip:
+    """The counts of each channel -> its range, within its extremes.
+
+    Parameters
+    ----------
+    search : callable
+        A search of npquant.cpu.histogram.
+    integers, floats : int
+        How many rooms of either kind it needs.
+    threads : int
+        The threads that search together.
+    """
+
+    def __init__(
+        self, search: Callable[..., Any], integers: int, floats: int, threads: int = 1
+    ) -> None:
+        self._search, self._rooms, self._threads = search, (integers, floats), threads
+        self.kernel = Kernel(self._make, f"clip_{search.__name__}")
+
+    def __call__(
+        self, counts: Any, width: Any, least: Any, greatest: Any, bounds: tuple[int, int],
+        middle: int, option: float, low: Any, high: Any,
+    ) -> None:  # fmt: skip
+        """Write the range of each channel to `low` and `high`."""
+        x, *given = map(device, (counts, width, least, greatest))
+        channels, bins = x.shape
+        integers, floats = self._rooms
+        some, more = bins // 2 + 1, bins + LANES
+        rooms = (
+            x.new((channels, integers, some), np.int64), x.new((channels, floats, more), np.float64)
+        )  # fmt: skip
+        args = (
+            bins, x.argument(), *[a.argument() for a in given], *bounds, middle, option,
+            *[a.argument() for a in (*rooms, *map(device, (low, high)))],
+        )  # fmt: skip
+        self.kernel(channels, self._threads, args, (), x.stream())
+
+    def _make(self) -> tuple[Callable[..., None], Types]:
+        search, (integers, floats) = self._search, self._rooms
+
+        def kernel(
+            bins: Any, counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any,
+            middle: Any, option: Any, whole: Any, real: Any, low: Any, high: Any,
+        ) -> None:  # fmt: skip
+            """A block for each channel."""
+            c = np.int64(cuda.blockIdx.x)
+            some, more = bins // 2 + 1, bins + LANES
+            i, r = moved(whole, c * integers * some), moved(real, c * floats * more)
+            rooms = i, moved(i, some), moved(i, 2 * some), r, moved(r, more)
+            a, b = least[c], greatest[c]
+            u, v = search(
+                moved(counts, c * bins), bins, width[c], np.float64(a), np.float64(b), lo, hi,
+                middle, option, rooms, _squared_error, cuda.threadIdx.x,
+            )  # fmt: skip
+            low[c] = clamp(np.float32(u), a, b)
+            high[c] = clamp(np.float32(v), a, b)
+
+        whole, real, data = map(pointer, (np.int64, np.float64, np.float32))
+        return kernel, (
+            types.int64, whole, real, data, data, types.int64, types.int64, types.int64,
+            types.float64, whole, real, data, data,
+        )  # fmt: skip
+
+
+clip_percentile = Clip(searches.percentile, 0, 0)
+clip_percentile_symmetric = Clip(searches.percentile_symmetric, 1, 0)
+clip_mse = Clip(searches.mse, 0, 2, SEARCHERS)
+clip_mse_symmetric = Clip(searches.mse_symmetric, 0, 2, SEARCHERS)
+clip_entropy = Clip(searches.entropy, 3, 1)
+clip_entropy_symmetric = Clip(searches.entropy_symmetric, 3, 1)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import INFINITY, clamp, formula
+from npquant.formulas.elementary import log
 from npquant.primitives import bits, floor, fma, key, like, rint, trunc, value, widen
 
 # --- histograms ---------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def shrunk(bound: Any, step: Any, steps: Any) -> Any:
 def plogp(count: Any) -> Any:
     """count * log(count), 0 of nothing."""
     c = np.float64(count)
-    return c * np.log(c) if c > np.float64(0) else c
+    return c * log(c) if c > np.float64(0) else c
 
 
 @formula
@@ -235,10 +236,10 @@ def expanded(level: Any, kept: Any, filled: Any) -> Any:
 
     `level` is what it holds of P; its part of Q, `kept`, is spread over `filled` bins.
     """
-    return np.float64(level) * np.log(np.float64(kept) / np.float64(filled))
+    return np.float64(level) * log(np.float64(kept) / np.float64(filled))
 
 
 @formula
 def divergence(entropy: Any, cross: Any, total: Any, kept: Any) -> Any:
     """KL(P || Q) from unnormalised sums: P holds `total` values, and Q `kept`."""
-    return (entropy - cross) / np.float64(total) - np.log(np.float64(total) / np.float64(kept))
+    return (entropy - cross) / np.float64(total) - log(np.float64(total) / np.float64(kept))

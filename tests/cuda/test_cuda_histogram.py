@@ -95,3 +95,27 @@ def test_linear_clip(bins, codes):
     counts = (np.exp(-np.linspace(-4, 5, bins) ** 2) * 1e5).astype(np.int64).astype(np.float32)
     call = lambda kernel, inputs, outputs: kernel(*inputs, -4.0, 5.0, codes, *outputs)
     both(cpu.clip_linear, twins.clip_linear, [counts], [np.zeros(2, np.float32)], call)
+
+
+#: One side of zero, both, and nothing but one value in a channel.
+CHANNELS = 4
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(
+    "name", [f"clip_{n}{s}" for n in ("percentile", "mse", "entropy") for s in ("", "_symmetric")]
+)
+def test_clips(name, bits):
+    bins = 16 if "mse" in name else 64
+    x = [data(2000), np.abs(data(2000)), -np.abs(data(2000)), np.full(5, 0.7, np.float32)]
+    least, greatest = (np.array([f(v) for v in x], np.float32) for f in (np.min, np.max))
+    counts = np.stack([np.histogram(v, bins, (-4, 4))[0] for v in x]).astype(np.int64)
+    width = np.full(CHANNELS, 8 / bins)
+    bounds, option = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1), 99.0 if "perc" in name else 1e-7
+    outputs = np.zeros(CHANNELS, np.float32), np.zeros(CHANNELS, np.float32)
+
+    def call(kernel, inputs, outputs):
+        kernel(*inputs, bounds, 0, option, *outputs)
+
+    inputs = counts, width, least, greatest
+    both(getattr(cpu, name), getattr(twins, name), inputs, outputs, call)
