@@ -147,27 +147,33 @@ count_doubling = Count(f.doubling_bins, f.doubling_bin)
 # --- PyTorch's histogram observer -------------------------------------------------------------
 
 
-def _respread(
-    histogram: Any, low: Any, high: Any, new_low: Any, new_high: Any, parts: Any, new: Any
-) -> None:
-    """Parts of the old bins, each to the new bin that its middle is in.
+@register_jitable
+def bin_of_part(edges: Any, bins: Any, middle: Any) -> Any:
+    """The new bin that the middle of a part is in.
 
     By torch.bucketize's own search: where steps are subnormal numbers, edges may not ascend.
     """
+    first, last = 0, bins + 1
+    while first < last:
+        half = first + (last - first) // 2
+        if edges[half] > middle:
+            last = half
+        else:
+            first = half + 1
+    return min(max(first - 1, 0), bins - 1)
+
+
+def _respread(
+    histogram: Any, low: Any, high: Any, new_low: Any, new_high: Any, parts: Any, new: Any
+) -> None:
+    """Parts of the old bins, each to the new bin that its middle is in."""
     bins = histogram.size
     edges = np.empty(bins + 1, np.float32)
     for i in range(bins + 1):
         edges[i] = f.linspace(new_low, new_high, bins + 1, i)
     for i in range(bins * parts):
         middle = f.middle_of_part(low, high, bins * parts, i)
-        first, last = 0, bins + 1
-        while first < last:
-            half = first + (last - first) // 2
-            if edges[half] > middle:
-                last = half
-            else:
-                first = half + 1
-        new[min(max(first - 1, 0), bins - 1)] += f.share(histogram[i // parts], parts)
+        new[bin_of_part(edges, bins, middle)] += f.share(histogram[i // parts], parts)
 
 
 _FLOATS = array_type(np.dtype(np.float32))
@@ -192,21 +198,24 @@ def _cascade(x: Any, first: Any, stride: Any, rows: Any) -> Any:
     power = max(4, power // 4)
     step = 1 << power
     zero = np.float32(0)
-    levels = np.zeros(4, np.float32)
+    lowest = second = third = top = zero
     i = 0
     while i + step <= rows:
         for _ in range(step):
-            levels[0] += x[first + i * stride]
+            lowest += x[first + i * stride]
             i += 1
-        for level in range(1, 4):
-            levels[level] += levels[level - 1]
-            levels[level - 1] = zero
-            if i & ((step - 1) << (level * power)) != 0:
-                break
+        second += lowest
+        lowest = zero
+        if i & ((step - 1) << power) == 0:
+            third += second
+            second = zero
+            if i & ((step - 1) << (2 * power)) == 0:
+                top += third
+                third = zero
     while i < rows:
-        levels[0] += x[first + i * stride]
+        lowest += x[first + i * stride]
         i += 1
-    return levels[0] + levels[1] + levels[2] + levels[3]
+    return lowest + second + third + top
 
 
 @register_jitable
@@ -222,9 +231,8 @@ def _row_sum(x: Any, first: Any, stride: Any, rows: Any) -> Any:
 
 
 @register_jitable
-def _torch_sum(x: Any) -> Any:
-    """The bits of torch.sum of a float32 vector on one thread: eight lanes of four accumulators."""
-    n = x.size
+def torch_sum(x: Any, n: Any) -> Any:
+    """The bits of torch.sum of `n` float32 on one thread: eight lanes of four accumulators."""
     total = np.float32(0)
     if n < 8:
         return total + _row_sum(x, 0, 1, n)
@@ -237,23 +245,27 @@ def _torch_sum(x: Any) -> Any:
 
 @register_jitable
 def _clipping_error(
-    histogram: Any, low: Any, high: Any, start: Any, end: Any, codes: Any, errors: Any
+    histogram: Any, bins: Any, widths: Any, start: Any, codes: Any, errors: Any, worker: Any
 ) -> Any:
-    """What HistogramObserver minimises: the squared error of codes from bin start to bin end."""
-    bins = histogram.size
-    width, step, half = f.clip_widths(low, high, bins, end - start + 1, codes)
-    if step == 0:
-        return np.float32(0)
+    """The squared error of codes from bin `start` on."""
+    width, step, half = widths
     w, s, h, last = np.float32(width), np.float32(step), np.float32(half), np.float32(codes - 1)
     for i in range(bins):
         errors[i] = f.clip_error(histogram[i], i, start, w, s, h, last)
-    return _torch_sum(errors)
+    return torch_sum(errors, bins)
 
 
-def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
-    bins = histogram.size
-    total = np.float64(_torch_sum(histogram))
-    cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
+@register_jitable
+def search_of_ends(
+    histogram: Any, bins: Any, low: Any, high: Any, codes: Any, cumulative: Any, errors: Any,
+    bounds: Any, clipping_error: Any, worker: Any,
+) -> None:  # fmt: skip
+    """HistogramObserver's search for the range whose codes have the least squared error.
+
+    `cumulative` and `errors` have room for all bins. ``clipping_error(histogram, bins, widths,
+    start, codes, errors, worker)`` may share the work with others that search the same.
+    """
+    total = np.float64(torch_sum(histogram, bins))
     running = np.float64(0)
     for i in range(bins):
         running += np.float64(histogram[i])
@@ -273,12 +285,23 @@ def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -
             new_start, new_end, beta = start, right, beta - STEP
         if new_start == start and new_end == end:
             continue
-        error = _clipping_error(histogram, low, high, new_start, new_end, codes, errors)
+        widths = f.clip_widths(low, high, bins, new_end - new_start + 1, codes)
+        error = np.float32(0)
+        if widths[1] != 0:
+            error = clipping_error(histogram, bins, widths, new_start, codes, errors, worker)
         if error > least:
             break
         least, start, end = error, new_start, new_end
     bounds[0] = f.bin_edge(low, high, bins, start)
     bounds[1] = f.bin_edge(low, high, bins, end + 1)
+
+
+def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
+    bins = histogram.size
+    cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
+    search_of_ends(
+        histogram, bins, low, high, codes, cumulative, errors, bounds, _clipping_error, 0
+    )
 
 
 #: How far a step of the search moves a quantile.
@@ -321,69 +344,103 @@ def double(shifts: Array, counts: Array) -> None:
     _double_kernel(shifts.size, counts.size, (shifts, counts), ())
 
 
+# A search is of one channel: its bins, how many, and the width of one, its extremes, the bounds of
+# the codes and the zero point of a symmetric scheme, and a number of the method. `rooms` are arrays
+# of integers (three for half of the bins and one more) and of floats (two for all bins and LANES
+# more). ``error(counts, first, n, rooms, low, high, lo, hi, middle, eps, choose, worker)`` is the
+# squared error of a range; it may share the work with others that search the same.
+
+
 @register_jitable
-def _place_of_rank(counts: Any, edge: Any, width: Any, rank: Any) -> Any:
+def _total(counts: Any, bins: Any) -> Any:
+    total = 0
+    for i in range(bins):
+        total += counts[i]
+    return total
+
+
+@register_jitable
+def _place_of_rank(counts: Any, bins: Any, edge: Any, width: Any, rank: Any) -> Any:
     """Where the value of a rank lies; the first bin begins at `edge`."""
     below = 0
-    for i in range(counts.size):
+    for i in range(bins):
         if counts[i] > 0 and below + counts[i] >= rank:
             return f.inside_bin(edge + width * i, width, rank, below, counts[i])
         below += counts[i]
-    return edge + width * counts.size
+    return edge + width * bins
 
 
 @register_jitable
-def _magnitudes(counts: Any) -> Any:
-    """The bins of the absolute values."""
-    half = counts.size // 2
-    return counts[half:] + counts[:half][::-1]
+def _magnitudes(counts: Any, bins: Any, sizes: Any) -> Any:
+    """Write the bins of the absolute values; how many there are."""
+    half = bins // 2
+    for i in range(half):
+        sizes[i] = counts[half + i] + counts[half - 1 - i]
+    return half
 
 
 @register_jitable
-def _percentile(
-    counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any, option: Any
-) -> Any:
-    total, edge = counts.sum(), f.doubling_edge(width, counts.size, 0)
-    low = _place_of_rank(counts, edge, width, f.percentile_rank(total, 100 - option))
-    return low, _place_of_rank(counts, edge, width, f.percentile_rank(total, option))
+def percentile(
+    counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
+    option: Any, rooms: Any, error: Any, worker: Any,
+) -> Any:  # fmt: skip
+    """From the percentile to its counterpart."""
+    total, edge = _total(counts, bins), f.doubling_edge(width, bins, 0)
+    low = _place_of_rank(counts, bins, edge, width, f.percentile_rank(total, 100 - option))
+    high = _place_of_rank(counts, bins, edge, width, f.percentile_rank(total, option))
+    return low, high
 
 
 @register_jitable
-def _percentile_symmetric(
-    counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any, option: Any
-) -> Any:
-    sizes = _magnitudes(counts)
-    reach = _place_of_rank(sizes, 0.0, width, f.percentile_rank(sizes.sum(), option))
+def percentile_symmetric(
+    counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
+    option: Any, rooms: Any, error: Any, worker: Any,
+) -> Any:  # fmt: skip
+    """The percentile of the absolute values."""
+    sizes = rooms[0]
+    half = _magnitudes(counts, bins, sizes)
+    rank = f.percentile_rank(_total(sizes, half), option)
+    reach = _place_of_rank(sizes, half, 0.0, width, rank)
     return -reach, reach
 
 
 @register_jitable
-def _filled(counts: Any, width: Any, least: Any, greatest: Any) -> Any:
-    """The bins from the first to the last that hold something, and their edges in the range."""
-    first, last = 0, counts.size - 1
+def _filled(counts: Any, bins: Any, width: Any, least: Any, greatest: Any, edges: Any) -> Any:
+    """The first bin that holds something, and how many are from it to the last.
+
+    Their edges in the range are written.
+    """
+    first, last = 0, bins - 1
     while counts[first] == 0 and first < last:
         first += 1
     while counts[last] == 0 and last > first:
         last -= 1
-    edges = np.empty(last - first + 2)
-    for i in range(edges.size):
-        edges[i] = clamp(f.doubling_edge(width, counts.size, first + i), least, greatest)
-    return counts[first : last + 1], edges
+    for i in range(last - first + 2):
+        edges[i] = clamp(f.doubling_edge(width, bins, first + i), least, greatest)
+    return first, last - first + 1
+
+
+@register_jitable
+def codes_of(low: Any, high: Any, lo: Any, hi: Any, middle: Any, eps: Any, choose: Any) -> Any:
+    """The scale for the range low..high, and the least and the greatest code without zero point."""
+    s = np.float32(0)
+    scale, z = choose(np.float32(low), np.float32(high), lo, hi, np.float32(eps), middle, s)
+    return np.float64(scale), np.float64(lo - z), np.float64(hi - z)
 
 
 @register_jitable
 def _squared_error(
-    held: Any, edges: Any, low: Any, high: Any, lo: Any, hi: Any, middle: Any, eps: Any,
-    choose: Any, terms: Any, lanes: Any,
+    counts: Any, first: Any, n: Any, rooms: Any, low: Any, high: Any, lo: Any, hi: Any, middle: Any,
+    eps: Any, choose: Any, worker: Any,
 ) -> Any:  # fmt: skip
     """The squared error of quantizing what is held, with the qparams of the range low..high."""
-    s = np.float32(0)
-    scale, z = choose(np.float32(low), np.float32(high), lo, hi, np.float32(eps), middle, s)
-    scale, least, greatest = np.float64(scale), np.float64(lo - z), np.float64(hi - z)
-    for i in range(np.uintp(held.size)):
+    scale, least, greatest = codes_of(low, high, lo, hi, middle, eps, choose)
+    held, edges, lanes = counts[first : first + n], rooms[3], np.empty(LANES)
+    terms = rooms[4][: -(-n // LANES) * LANES]
+    for i in range(np.uintp(n)):
         terms[i] = f.squared_error_of_bin(held[i], edges[i], edges[i + 1], scale, least, greatest)
     lanes[:] = 0
-    add_rows_of_one(lanes, terms, filled_rows(terms, held.size, terms.size))
+    add_rows_of_one(lanes, terms, filled_rows(terms, n, terms.size))
     return folded_one(lanes)[0]
 
 
@@ -392,65 +449,66 @@ FRACTIONS = 100
 
 
 @register_jitable
-def _mse(
-    counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any, option: Any
-) -> Any:
+def mse(
+    counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
+    option: Any, rooms: Any, error: Any, worker: Any,
+) -> Any:  # fmt: skip
     """Both ends at once, then each in turn until neither moves; of equals the widest."""
-    held, edges = _filled(counts, width, least, greatest)
-    terms, lanes = np.empty(-(-held.size // LANES) * LANES), np.empty(LANES)
+    first, held = _filled(counts, bins, width, least, greatest, rooms[3])
     i = j = FRACTIONS
     best = np.inf
     for n in range(FRACTIONS, 0, -1):
-        error = _squared_error(
-            held, edges, f.shrunk(least, n, FRACTIONS), f.shrunk(greatest, n, FRACTIONS),
-            lo, hi, middle, option, affine_qparams, terms, lanes,
+        found = error(
+            counts, first, held, rooms, f.shrunk(least, n, FRACTIONS),
+            f.shrunk(greatest, n, FRACTIONS), lo, hi, middle, option, affine_qparams, worker,
         )  # fmt: skip
-        if error < best:
-            best, i, j = error, n, n
+        if found < best:
+            best, i, j = found, n, n
     moved = True
     while moved:
         moved = False
         for end in range(2):
             for n in range(FRACTIONS, 0, -1):
                 u, v = (n, j) if end == 0 else (i, n)
-                error = _squared_error(
-                    held, edges, f.shrunk(least, u, FRACTIONS), f.shrunk(greatest, v, FRACTIONS),
-                    lo, hi, middle, option, affine_qparams, terms, lanes,
+                found = error(
+                    counts, first, held, rooms, f.shrunk(least, u, FRACTIONS),
+                    f.shrunk(greatest, v, FRACTIONS), lo, hi, middle, option, affine_qparams,
+                    worker,
                 )  # fmt: skip
-                if error < best:
-                    best, i, j, moved = error, u, v, True
+                if found < best:
+                    best, i, j, moved = found, u, v, True
     return f.shrunk(least, i, FRACTIONS), f.shrunk(greatest, j, FRACTIONS)
 
 
 @register_jitable
-def _mse_symmetric(
-    counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any, option: Any
-) -> Any:
-    held, edges = _filled(counts, width, least, greatest)
-    terms, lanes = np.empty(-(-held.size // LANES) * LANES), np.empty(LANES)
+def mse_symmetric(
+    counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
+    option: Any, rooms: Any, error: Any, worker: Any,
+) -> Any:  # fmt: skip
+    """The same of one end; the other is as far from zero."""
+    first, held = _filled(counts, bins, width, least, greatest, rooms[3])
     whole = max(-least, greatest)
     reach, best = whole, np.inf
     for n in range(FRACTIONS, 0, -1):
         tried = f.shrunk(whole, n, FRACTIONS)
-        error = _squared_error(
-            held, edges, -tried, tried, lo, hi, middle, option, symmetric_qparams, terms, lanes
-        )
-        if error < best:
-            best, reach = error, tried
+        found = error(
+            counts, first, held, rooms, -tried, tried, lo, hi, middle, option, symmetric_qparams,
+            worker,
+        )  # fmt: skip
+        if found < best:
+            best, reach = found, tried
     return -reach, reach
 
 
 @register_jitable
-def _least_divergence(sizes: Any, levels: Any) -> Any:
+def _least_divergence(half: Any, levels: Any, rooms: Any) -> Any:
     """How many bins of the absolute values to keep, of at least `levels`; of equals the most."""
-    top = sizes.size
+    sizes, below, filled, entropy = rooms[0], rooms[1], rooms[2], rooms[3]
+    top = half
     while top > 0 and sizes[top - 1] == 0:
         top -= 1
-    below, filled, entropy = (
-        np.zeros(top + 1, np.int64),
-        np.zeros(top + 1, np.int64),
-        np.zeros(top + 1),
-    )
+    below[0] = filled[0] = 0
+    entropy[0] = 0.0
     for i in range(top):
         below[i + 1] = below[i] + sizes[i]
         filled[i + 1] = filled[i] + (sizes[i] > 0)
@@ -478,20 +536,25 @@ def _least_divergence(sizes: Any, levels: Any) -> Any:
 
 
 @register_jitable
-def _entropy(
-    counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any, option: Any
-) -> Any:
+def entropy(
+    counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
+    option: Any, rooms: Any, error: Any, worker: Any,
+) -> Any:  # fmt: skip
     """Values on one side of zero have all codes for themselves."""
     levels = hi - lo + 1 if least >= 0 or greatest <= 0 else (hi - lo + 1) // 2
-    reach = width * _least_divergence(_magnitudes(counts), levels)
+    half = _magnitudes(counts, bins, rooms[0])
+    reach = width * _least_divergence(half, levels, rooms)
     return -reach, reach
 
 
 @register_jitable
-def _entropy_symmetric(
-    counts: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any, option: Any
-) -> Any:
-    reach = width * _least_divergence(_magnitudes(counts), (hi - lo + 1) // 2)
+def entropy_symmetric(
+    counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
+    option: Any, rooms: Any, error: Any, worker: Any,
+) -> Any:  # fmt: skip
+    """The same, with half of the codes for each side."""
+    half = _magnitudes(counts, bins, rooms[0])
+    reach = width * _least_divergence(half, (hi - lo + 1) // 2, rooms)
     return -reach, reach
 
 
@@ -501,9 +564,7 @@ class Clip:
     Parameters
     ----------
     search : callable
-        ``search(counts, width, least, greatest, lo, hi, middle, option) -> (low, high)`` of one
-        channel: its bins and the width of one, its extremes, the bounds of the codes and the zero
-        point of a symmetric scheme, and a number of the method.
+        One of the searches above: ``-> (low, high)``.
     """
 
     def __init__(self, search: Callable[..., Any]) -> None:
@@ -511,15 +572,22 @@ class Clip:
             begin: Any, end: Any, counts: Any, width: Any, least: Any, greatest: Any,
             lo: Any, hi: Any, middle: Any, option: Any, low: Any, high: Any,
         ) -> None:  # fmt: skip
+            bins = counts.shape[1]
+            some, more = bins // 2 + 1, bins + LANES
+            rooms = (
+                np.empty(some, np.int64), np.empty(some, np.int64), np.empty(some, np.int64),
+                np.empty(more), np.empty(more),
+            )  # fmt: skip
             for c in range(begin, end):
                 a, b = least[c], greatest[c]
                 u, v = search(
-                    counts[c], width[c], np.float64(a), np.float64(b), lo, hi, middle, option
-                )
+                    counts[c], bins, width[c], np.float64(a), np.float64(b), lo, hi, middle,
+                    option, rooms, _squared_error, 0,
+                )  # fmt: skip
                 low[c] = clamp(np.float32(u), a, b)
                 high[c] = clamp(np.float32(v), a, b)
 
-        self._kernel = Kernel(channels, f"clip{search.__name__}", _clip_signature)
+        self._kernel = Kernel(channels, f"clip_{search.__name__}", _clip_signature)
 
     def __call__(
         self, counts: Array, width: Array, least: Array, greatest: Array, bounds: tuple[int, int],
@@ -536,9 +604,9 @@ def _clip_signature() -> Types:
             _FLOATS, _FLOATS)  # fmt: skip
 
 
-clip_percentile = Clip(_percentile)
-clip_percentile_symmetric = Clip(_percentile_symmetric)
-clip_mse = Clip(_mse)
-clip_mse_symmetric = Clip(_mse_symmetric)
-clip_entropy = Clip(_entropy)
-clip_entropy_symmetric = Clip(_entropy_symmetric)
+clip_percentile = Clip(percentile)
+clip_percentile_symmetric = Clip(percentile_symmetric)
+clip_mse = Clip(mse)
+clip_mse_symmetric = Clip(mse_symmetric)
+clip_entropy = Clip(entropy)
+clip_entropy_symmetric = Clip(entropy_symmetric)

@@ -46,7 +46,7 @@ BLOCKS = 4 if SIMULATED else 4096
 _count = np.uint32  # Numba makes 64 bits of a sum of two of 32
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """Flat data as kernels are told of it."""
 
     channels: int
@@ -54,8 +54,8 @@ class _Shape(NamedTuple):
     count: int
 
     @staticmethod
-    def of(layout: Layout, size: int) -> _Shape:
-        return _Shape(layout.channels, layout.inner or size, size // layout.channels)
+    def of(layout: Layout, size: int) -> Shape:
+        return Shape(layout.channels, layout.inner or size, size // layout.channels)
 
     @property
     def single(self) -> bool:
@@ -90,21 +90,21 @@ class _Shape(NamedTuple):
 
 
 @formula
-def _divided(n: Any, by: Any) -> Any:
+def divided(n: Any, by: Any) -> Any:
     """The quotient and the rest, by a division of 32 bits."""
     quotient = np.int64(_count(n) // _count(by))
     return quotient, np.int64(n) - quotient * by
 
 
 @formula
-def _run(c: Any, first: Any, channels: Any, inner: Any) -> Any:
+def run(c: Any, first: Any, channels: Any, inner: Any) -> Any:
     """Where the run begins that element `first` of a channel is in, and its place in it."""
     row = np.int64(_count(first) // _count(inner))
     return (row * channels + c) * inner, _count(first - row * inner)
 
 
 @formula
-def _place(e: Any, channels: Any, inner: Any) -> Any:
+def place_of(e: Any, channels: Any, inner: Any) -> Any:
     """How far from the beginning of the first run element `e` from there lies."""
     row = _count(e // _count(inner))
     return np.int64(row) * (channels * inner) + np.int64(_count(e - _count(row * _count(inner))))
@@ -164,10 +164,10 @@ class Extremes:
         if not x.size:
             return found
         for layout, (flat,) in pieces(granularity, (x,), ()):
-            shape = _Shape.of(layout, x.size)
+            shape = Shape.of(layout, x.size)
             across = shape.beside or shape.short
             wide, blocks, pitch, jump = shape.across() if across else (1, channels, 1, 1)
-            parts, span = _parts(shape.count, blocks, LANES * LANES if across else TILE)
+            parts, span = parts_of(shape.count, blocks, LANES * LANES if across else TILE)
             whole = parts == 1
             kind = x.dtype if whole else np.dtype(_kinds(x.dtype)[0])
             to = found if whole else [x.new((channels * parts,), kind) for _ in range(2)]
@@ -182,7 +182,7 @@ class Extremes:
                 self.runs(channels * parts, THREADS, (*shape, *rest), key, x.stream())
             if not whole:
                 args = (parts, *(a.argument() for a in (*to, *found)))
-                _extremes_of_parts(channels, THREADS, args, (x.dtype,), x.stream())
+                _all_parts(channels, THREADS, args, (x.dtype,), x.stream())
         return found
 
     def _make_runs(
@@ -200,13 +200,13 @@ class Extremes:
             """A block for each (channel, part)."""
             lows = cuda.shared.array(THREADS, shared)
             highs = cuda.shared.array(THREADS, shared)
-            t, (c, part) = cuda.threadIdx.x, _divided(cuda.blockIdx.x, parts)
+            t, (c, part) = cuda.threadIdx.x, divided(cuda.blockIdx.x, parts)
             start = part * span
             left = min(length - start, span)
             if single:
                 begin, skip = c * inner + start, _count(0)
             else:
-                begin, skip = _run(c, start, channels, inner)
+                begin, skip = run(c, start, channels, inner)
             data = moved(x, begin)
             first = data[np.int64(skip)]
             lo, hi = number(low(first)), number(high(first))
@@ -216,7 +216,7 @@ class Extremes:
                     if single:
                         places = np.int64(to), np.int64(then)
                     else:
-                        places = _place(to, channels, inner), _place(then, channels, inner)
+                        places = place_of(to, channels, inner), place_of(then, channels, inner)
                     found = load((moved(data, places[0]),), _count(0), _count(0))
                     others = load((moved(data, places[1]),), _count(0), _count(0))
                     for k in range(width):
@@ -226,7 +226,7 @@ class Extremes:
                     for u in range(2):
                         for i in range(e + u * step, min(e + u * step + width, left)):
                             to = _count(skip + _count(i))
-                            v = data[np.int64(to) if single else _place(to, channels, inner)]
+                            v = data[np.int64(to) if single else place_of(to, channels, inner)]
                             lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
             lows[t], highs[t] = lo, hi
             _fold_extremes(t, lows, highs, THREADS, 1)
@@ -253,7 +253,7 @@ class Extremes:
             """A block for each (part, `wide` channels): a thread takes every LANES-th element."""
             lows = cuda.shared.array(room, shared)
             highs = cuda.shared.array(room, shared)
-            t, (part, block) = cuda.threadIdx.x, _divided(cuda.blockIdx.x, blocks)
+            t, (part, block) = cuda.threadIdx.x, divided(cuda.blockIdx.x, blocks)
             if beside:
                 lane, k = t // wide, t % wide
             else:
@@ -289,7 +289,7 @@ class Extremes:
         return kernel, (*[types.int64] * 7, pointer(x), to, to)
 
 
-def _parts(count: int, blocks: int, least: int) -> tuple[int, int]:
+def parts_of(count: int, blocks: int, least: int) -> tuple[int, int]:
     """Parts of each channel, and their elements: at least `least`, and for BLOCKS blocks or so."""
     parts = max(1, min(-(-count // least), BLOCKS // blocks))
     span = -(-count // parts)
@@ -297,7 +297,7 @@ def _parts(count: int, blocks: int, least: int) -> tuple[int, int]:
     return -(-count // span), span
 
 
-def _make_extremes_of_parts(x: Any) -> tuple[Callable[..., None], Types]:
+def _make_all_parts(x: Any) -> tuple[Callable[..., None], Types]:
     kind, number = _kinds(x)
     shared = getattr(types, np.dtype(number).name)
 
@@ -318,7 +318,7 @@ def _make_extremes_of_parts(x: Any) -> tuple[Callable[..., None], Types]:
     return kernel, (types.int64, keys, keys, data, data)
 
 
-_extremes_of_parts = Kernel(_make_extremes_of_parts, "extremes_of_parts")
+_all_parts = Kernel(_make_all_parts, "extremes_of_parts")
 
 #: NaN where there is one.
 minmax = Extremes(key, key)
@@ -409,15 +409,15 @@ def _gradient_runs(
         lanes = cuda.shared.array(room_of_lanes, types.float64)
         t, task = cuda.threadIdx.x, cuda.blockIdx.x
         if single or inner >= TILE:
-            c, tile = _divided(task, tiles)
+            c, tile = divided(task, tiles)
         else:
-            tile, c = _divided(task, channels)
+            tile, c = divided(task, channels)
         start = tile * TILE
         left = min(length - start, TILE)
         if single:
             begin, skip = c * inner + start, _count(0)
         else:
-            begin, skip = _run(c, start, channels, inner)
+            begin, skip = run(c, start, channels, inner)
         data, out = moved((g, x), begin), moved((y,), begin)
         constants = lo, hi, factor
         p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
@@ -430,7 +430,7 @@ def _gradient_runs(
                 e = first + u * (width * threads)
                 if e + width <= left:
                     to = _count(skip + _count(e))
-                    to = np.int64(to) if single else _place(to, channels, inner)
+                    to = np.int64(to) if single else place_of(to, channels, inner)
                     found = load(moved(data, to), _count(0), _count(0))
                     for k in range(width):
                         values[0][u * width + k] = found[0][k]
@@ -452,7 +452,7 @@ def _gradient_runs(
                         terms[_count(at_term + _count(part))] = shift
                     if e + width <= left:
                         to = _count(skip + _count(e))
-                        to = np.int64(to) if single else _place(to, channels, inner)
+                        to = np.int64(to) if single else place_of(to, channels, inner)
                         write(moved(out, to), _count(0), _count(0), room)
                     elif single:
                         for k in range(width):
@@ -480,7 +480,7 @@ def _gradient_lanes(
     ) -> None:  # fmt: skip
         lanes = cuda.shared.array(room_of_lanes, types.float64)
         t = cuda.threadIdx.x
-        tile, block = _divided(cuda.blockIdx.x, blocks)
+        tile, block = divided(cuda.blockIdx.x, blocks)
         if beside:
             lane, k = t // wide, t % wide
         else:
@@ -568,7 +568,7 @@ class Gradients:
         sums, by = _partial_sums(x, 2, channels, tiles)
         key = (x.dtype, s.dtype, z.dtype, code)
         for layout, flat in pieces(granularity, (g, x), (y,), ordered=True):
-            shape = _Shape.of(layout, x.size)
+            shape = Shape.of(layout, x.size)
             data = [a.argument() for a in flat]
             rest = (
                 *data[:2],
@@ -635,7 +635,7 @@ def _make_few(*outputs: Any) -> tuple[Callable[..., None], Types]:
     def kernel(channels: Any, tiles: Any, sums: Any, first: Any, last: Any) -> None:
         k = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         if k < channels * several:
-            s, c = _divided(k, channels)
+            s, c = divided(k, channels)
             place = s * channels * tiles + c
             total = np.float64(0)
             for tile in range(tiles):
@@ -654,7 +654,7 @@ def _make_many(*outputs: Any) -> tuple[Callable[..., None], Types]:
 
     def kernel(channels: Any, tiles: Any, sums: Any, first: Any, last: Any) -> None:
         chunks = cuda.shared.array(room, types.float64)
-        t, (s, c) = cuda.threadIdx.x, _divided(cuda.blockIdx.x, channels)
+        t, (s, c) = cuda.threadIdx.x, divided(cuda.blockIdx.x, channels)
         here = moved(sums, (s * channels + c) * tiles)
         total = np.float64(0)
         # The first warp adds a chunk while the others load the next.
@@ -726,7 +726,7 @@ class Total:
         sums, _ = _partial_sums(x[0], 1, 1, tiles)
         if n:
             for layout, flat in pieces(Granularity(1, n, None), x, (), ordered=True):
-                width = _Shape.of(layout, n).width(*flat)
+                width = Shape.of(layout, n).width(*flat)
                 args = (n, tuple([a.argument() for a in flat]), number, sums.argument())
                 key = (width, *[a.dtype for a in x])
                 self.kernel(tiles, _Strips(width).threads, args, key, on)

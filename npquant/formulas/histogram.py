@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import INFINITY, clamp, formula
-from npquant.primitives import fma, key, like, rint, trunc, widen
+from npquant.formulas.elementary import log
+from npquant.primitives import bits, floor, fma, key, like, rint, trunc, value, widen
 
 # --- histograms ---------------------------------------------------------------------------------
 #
@@ -28,13 +29,22 @@ def finite_key_below(x: Any) -> Any:
 
 
 @formula
+def next_above(v: Any) -> Any:
+    """The next number after a finite `v` that is not zero."""
+    k = bits(abs(v))
+    away = v > like(np.float32(0), v)
+    m = value(k + np.int32(1) if away else k - np.int32(1), v)
+    return m if away else -m
+
+
+@formula
 def linear_bins(low: Any, high: Any, bins: Any) -> Any:
     """Parameters of `linear_bin`; of a single value the bounds are moved apart, as torch.histc."""
     one = like(np.float32(1), low)
     a, b = low, high
     if low == high:
-        a = low - one if low - one < low else np.nextafter(low, -like(INFINITY, low))
-        b = low + one if low + one > low else np.nextafter(low, like(INFINITY, low))
+        a = low - one if low - one < low else -next_above(-low)
+        b = low + one if low + one > low else next_above(low)
     return a, b, b - a, like(bins, low)
 
 
@@ -110,7 +120,7 @@ def floor_divided(a: Any, b: Any) -> Any:
         rest = rest - v if rest > np.float64(0) else rest + v if rest <= -v else rest
     quotient = (a - np.float32(rest)) / b
     quotient = quotient - np.float32(1) if rest < np.float64(0) else quotient
-    whole = np.floor(quotient)
+    whole = floor(quotient)
     return whole + np.float32(1) if quotient - whole > np.float32(0.5) else whole
 
 
@@ -217,7 +227,7 @@ def shrunk(bound: Any, step: Any, steps: Any) -> Any:
 def plogp(count: Any) -> Any:
     """count * log(count), 0 of nothing."""
     c = np.float64(count)
-    return c * np.log(c) if c > np.float64(0) else c
+    return c * log(c) if c > np.float64(0) else c
 
 
 @formula
@@ -226,10 +236,10 @@ def expanded(level: Any, kept: Any, filled: Any) -> Any:
 
     `level` is what it holds of P; its part of Q, `kept`, is spread over `filled` bins.
     """
-    return np.float64(level) * np.log(np.float64(kept) / np.float64(filled))
+    return np.float64(level) * log(np.float64(kept) / np.float64(filled))
 
 
 @formula
 def divergence(entropy: Any, cross: Any, total: Any, kept: Any) -> Any:
     """KL(P || Q) from unnormalised sums: P holds `total` values, and Q `kept`."""
-    return (entropy - cross) / np.float64(total) - np.log(np.float64(total) / np.float64(kept))
+    return (entropy - cross) / np.float64(total) - log(np.float64(total) / np.float64(kept))
