@@ -8,11 +8,12 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from simulated import both, download, upload
+
 from npquant import cpu, layout
 from npquant.cpu.reduce import TILE
 from npquant.cuda import learnable, metrics
 from npquant.cuda import reduce as twins
-from simulated import both, download, upload
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import every_kernel
-from every_kernel import EVERYTHING, OPTIMIZERS
 from calls import CALLS
+from every_kernel import EVERYTHING, OPTIMIZERS
 from test_layouts import LAYOUTS
 from twins import Both, install
 
