@@ -56,6 +56,28 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def mutation(session: nox.Session) -> None:
+    """Deliberate faults, of which the tests must catch every one; arguments go to mutate.py."""
+    session.install("-e", ".[test]")
+    session.run("python", "tests/mutation/mutate.py", *session.posargs)
+
+
+@nox.session(python="3.11")
+def coverage(session: nox.Session) -> None:
+    """Lines of the package that the default tests run, with the compiler and without it."""
+    session.install("-e", ".[test]")
+    measure = "--cov=npquant", "--cov-report=", "--cov-fail-under=0"
+    _pytest(session, *measure, *session.posargs)
+    plain = [f"tests/test_{name}.py" for name in ("ops", "fuzz", "optim", "metrics", "observers")]
+    kept = "qparams or fused or masked or learnable_per_tensor or fake_quant_per_channel"
+    kept += " or every_call or (test_rule and float64) or test_values or clipping or entropy_of"
+    kept += " or doubling"
+    without = {"NUMBA_DISABLE_JIT": "1"}
+    session.run("python", "-m", "pytest", *measure, "--cov-append", *plain, "-k", kept, env=without)
+    session.run("python", "-m", "coverage", "report")
+
+
+@nox.session(python="3.11")
 def lint(session: nox.Session) -> None:
     """Style and types."""
     session.install("-e", ".[lint]")

@@ -1,5 +1,10 @@
 """Some thousand calls drawn at random; `python -m fuzz` draws millions. See fuzz/generate.py."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -19,6 +24,16 @@ def test_every_call_is_right_or_refused(part):
         if said := judge.complaint(case):
             complaints[index] = f"{said}\n{judge.report(case)}"
     assert not complaints, "\n".join(f"case {i}: {said}" for i, said in complaints.items())
+
+
+def test_without_the_compiler():
+    """The plain Python of kernels and primitives: the same bits and the same errors."""
+    paths = os.pathsep.join((str(Path(__file__).parent), str(Path(nq.__file__).parents[1])))
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "fuzz", "--few", "--seed", "1", "--count", "400"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "complaints: 0" in run.stdout, run.stdout + run.stderr
+    assert run.returncode == 0
 
 
 def test_every_op_is_drawn():

@@ -384,6 +384,19 @@ def test_malformed_state_of_an_optimizer(name):
     assert pickle.dumps(optimizer) != before
 
 
+@by_optimizer
+def test_a_state_that_was_loaded_stays(name):
+    """The optimizer goes on with a copy, and not in the arrays that it was given."""
+    optimizer = OPTIMIZERS[name]([np.ones(3, F32)])
+    optimizer.step([np.ones(3, F32)])
+    state = optimizer.state_dict()
+    before = pickle.dumps(state)
+    other = OPTIMIZERS[name]([np.ones(3, F32)])
+    other.load_state_dict(state)
+    other.step([np.full(3, 7, F32)])
+    assert pickle.dumps(state) == before
+
+
 def test_nothing_here_loads_pickles():
     """Loading is of arrays: no code of the package unpickles what a user gives."""
     for module in (npq, npq.module, npq.observers, npq.fake_quantize, npq.learnable, npq.adaround):

@@ -60,6 +60,8 @@ class Elementwise:
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
+            if begin == end:  # of nothing there may be no channels to divide by
+                return
             constants = lo, hi, nan
             row = (first + begin) // inner
             skip = (first + begin) - row * inner

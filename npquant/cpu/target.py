@@ -32,7 +32,6 @@ OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
 }
 
-
 #: A parallel region costs some ten microseconds: below this many elements it is not worth it.
 PARALLEL_FROM = 1 << 16
 
@@ -221,9 +220,9 @@ def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
     """The plain function, its numbers rounded to `signature` as the compiled one's would be."""
     numbers = {types.float32: np.float32, types.float64: np.float64, types.int32: np.int32}
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> Any:
         with np.errstate(all="ignore"):
-            function(
+            return function(
                 *(numbers.get(t, lambda v: v)(a) for t, a in zip(signature, args, strict=True))
             )
 

@@ -9,7 +9,7 @@ from npquant.cuda.adaround import (
     adaround_soft,
     adaround_soft_backward,
 )
-from npquant.cuda.convert import convert
+from npquant.cuda.convert import convert, inverse
 from npquant.cuda.fake_quantize import (
     copy,
     fake_quantize_decomposed,
@@ -31,6 +31,22 @@ from npquant.cuda.learnable import (
     learnable_gradients_per_tensor_nearest,
 )
 from npquant.cuda.metrics import magnitude, product, squared_difference, value
+from npquant.cuda.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
+from npquant.cuda.qparams import (
+    choose_affine,
+    choose_fbgemm,
+    choose_fbgemm_symmetric,
+    choose_float,
+    choose_kept_float,
+    choose_per_token,
+    choose_per_token_asymmetric,
+    choose_symmetric,
+    minmax,
+    minmax_finite,
+    move,
+    outside,
+    step_towards,
+)
 from npquant.cuda.quantize import (
     dequantize,
     dequantize_promoted,
@@ -40,9 +56,67 @@ from npquant.cuda.quantize import (
     quantize_per_tensor,
     quantize_per_token,
 )
-from npquant.cuda.convert import inverse
 from npquant.cuda.target import SIMULATED
 from npquant.cuda.transfer import to_device, to_host
 
 if not SIMULATED:
     from npquant.cuda import storage as _storage  # noqa: F401 (teaches the compiler)
+
+__all__ = [
+    "adam",
+    "adaround_codes",
+    "adaround_hard",
+    "adaround_init",
+    "adaround_regularizer",
+    "adaround_regularizer_backward",
+    "adaround_soft",
+    "adaround_soft_backward",
+    "choose_affine",
+    "choose_fbgemm",
+    "choose_fbgemm_symmetric",
+    "choose_float",
+    "choose_kept_float",
+    "choose_per_token",
+    "choose_per_token_asymmetric",
+    "choose_symmetric",
+    "convert",
+    "copy",
+    "dequantize",
+    "dequantize_promoted",
+    "fake_quantize_decomposed",
+    "fake_quantize_decomposed_by_division",
+    "fake_quantize_float_zero_point",
+    "fake_quantize_half_zero_point",
+    "fake_quantize_learnable",
+    "fake_quantize_learnable_per_tensor",
+    "fake_quantize_per_channel",
+    "fake_quantize_per_channel_by_division",
+    "fake_quantize_per_tensor",
+    "fake_quantize_per_tensor_by_division",
+    "inverse",
+    "learnable_gradients_per_channel",
+    "learnable_gradients_per_channel_nearest",
+    "learnable_gradients_per_tensor",
+    "learnable_gradients_per_tensor_nearest",
+    "magnitude",
+    "masked_gradient",
+    "minmax",
+    "minmax_finite",
+    "move",
+    "outside",
+    "product",
+    "quantize_by_division",
+    "quantize_by_division_to_float8",
+    "quantize_per_channel",
+    "quantize_per_tensor",
+    "quantize_per_token",
+    "sgd",
+    "sgd_decayed",
+    "sgd_momentum",
+    "sgd_momentum_decayed",
+    "squared_difference",
+    "step_towards",
+    "to_device",
+    "to_host",
+    "value",
+]

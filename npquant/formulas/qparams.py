@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.formulas.base import INT32_END, INT64_END, clamp, formula
+from npquant.formulas.base import INFINITY, INT32_END, INT64_END, clamp, formula
 from npquant.primitives import like, rint, widen
 
 #
@@ -111,7 +111,7 @@ def token_asymmetric_qparams(
 @formula
 def moving_average(running: Any, seen: Any, constant: Any) -> Any:
     """One step of a running bound; an infinite one starts from `seen`."""
-    return seen if np.isinf(running) else step_towards(running, seen, constant)
+    return seen if abs(running) == INFINITY else step_towards(running, seen, constant)
 
 
 @formula
@@ -149,7 +149,7 @@ def _fbgemm(least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, centred: Any)
     zero, span = np.float32(0), hi - lo
     low, high = smaller(least, zero), larger(greatest, zero)
     scale = np.float32((np.float64(high) - np.float64(low)) / np.float64(span))
-    if scale == zero or np.isinf(np.float32(1) / scale):
+    if scale == zero or abs(np.float32(1) / scale) == INFINITY:
         scale = np.float32(0.1)
     if scale < eps:
         grown = eps / scale

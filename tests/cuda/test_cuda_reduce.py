@@ -143,3 +143,62 @@ def test_total_of_nothing():
     got = metrics.value((upload(np.zeros(0, np.float32)),))
     assert got.shape == ()
     assert download(got) == 0
+
+
+# --- minima and maxima ------------------------------------------------------------------------
+
+
+def extremes(name, x, granularity):
+    call = lambda kernel, inputs, _: kernel(granularity(x.shape), *inputs)
+    return both(getattr(cpu, name), getattr(twins, name), [x], [], call)
+
+
+@pytest.mark.parametrize("where", LAYOUTS)
+@pytest.mark.parametrize("name", ["minmax", "minmax_finite"])
+def test_extremes(name, where):
+    """The extremes of a channel may be anywhere in it."""
+    shape, granularity = LAYOUTS[where]
+    extremes(name, data(shape), granularity)
+    x = data(shape).reshape(-1)
+    for at in (0, x.size // 2, x.size - 1):
+        x[at] = 2.0 ** (20 + at % 7)
+        x[-1 - at] = -(2.0**30)
+    extremes(name, x.reshape(shape), granularity)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.int8, np.uint8, np.int32, np.int64])
+@pytest.mark.parametrize("where", ["one tile", "rows", "short rows", "last"])
+def test_extremes_of_dtypes(where, dtype):
+    shape, granularity = LAYOUTS[where]
+    if np.dtype(dtype).kind in "iu":
+        ends = np.iinfo(dtype)
+        x = np.random.default_rng(0).integers(ends.min, ends.max, shape, dtype, endpoint=True)
+        extremes("minmax", x, granularity)
+        return
+    for special in (np.nan, -np.nan, np.inf, -np.inf):
+        x = data(shape, dtype)
+        x.reshape(-1)[x.size // 3] = special
+        for name in ("minmax", "minmax_finite"):
+            extremes(name, x, granularity)
+
+
+@pytest.mark.parametrize("lay", [transposed, strided, unaligned])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_extremes_as_they_lie(lay, axis):
+    extremes("minmax", lay(data((6, 40))), of_axis(axis))
+
+
+def test_extremes_of_one_sign_and_of_zeros():
+    for x in (-np.abs(data(70)), np.abs(data(70)), np.array([0.0, -0.0], np.float32)):
+        low, high = extremes("minmax", x.astype(np.float32), per_tensor)
+        assert low <= high
+
+
+def test_extremes_of_nothing_finite():
+    low, high = extremes("minmax_finite", np.array([np.nan, np.inf], np.float32), per_tensor)
+    assert (low[0], high[0]) == (np.inf, -np.inf)
+
+
+def test_extremes_of_nothing():
+    low, high = extremes("minmax", np.zeros((0, 3), np.float32), layout.per_token)
+    assert low.size == high.size == 0

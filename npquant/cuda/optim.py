@@ -1,0 +1,80 @@
+"""Steps of the optimizers: one pass over a parameter, its gradient and its state, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from npquant.cuda.arrays import device
+from npquant.cuda.loops import Map
+from npquant.formulas import optim as f
+from npquant.formulas.base import formula
+from npquant.layout import PER_TENSOR
+
+
+class Update:
+    """gradient, arrays -> the arrays, updated in place.
+
+    Parameters
+    ----------
+    element : callable
+        ``element(values, numbers) -> values``: of the gradient and the arrays, to the arrays.
+    name : str
+        What it is called.
+    """
+
+    def __init__(self, element: Callable[..., Any], name: str) -> None:
+        @formula
+        def numbers(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+            return constants
+
+        @formula
+        def element_of(values: Any, p: Any, constants: Any, y: Any) -> Any:
+            return element(values, constants)
+
+        self.map = Map(numbers, element_of, name)
+
+    def __call__(self, gradient: Any, arrays: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
+        """Update the parameter and its state; all have its dtype, and so have the numbers."""
+        a, kind = tuple(map(device, arrays)), device(gradient).dtype.name
+        kinds = "int32", "int32", (kind,) * len(numbers)
+        self.map(PER_TENSOR, (gradient, *a), 0, 0, numbers, kinds, a)
+
+
+def _sgd(slope: Callable[..., Any]) -> Update:
+    @formula
+    def element(values: Any, numbers: Any) -> Any:
+        gradient, value = values
+        lr, weight_decay = numbers
+        return (f.sgd(value, slope(gradient, value, weight_decay), lr),)
+
+    return Update(element, f"sgd_{slope.__name__}")
+
+
+def _sgd_momentum(slope: Callable[..., Any]) -> Update:
+    @formula
+    def element(values: Any, numbers: Any) -> Any:
+        gradient, value, buffer = values
+        lr, weight_decay, momentum = numbers
+        b = f.sgd_momentum(buffer, slope(gradient, value, weight_decay), momentum)
+        return f.sgd(value, b, lr), b
+
+    return Update(element, f"sgd_momentum_{slope.__name__}")
+
+
+@formula
+def _adam(values: Any, numbers: Any) -> Any:
+    gradient, value, mean, square = values
+    rate1, beta2, rate2, step, root, eps = numbers
+    m = f.adam_mean(mean, gradient, rate1)
+    v = f.adam_square(square, gradient, beta2, rate2)
+    return f.adam(value, m, v, step, root, eps), m, v
+
+
+#: Numbers: lr, weight_decay. Without a decay its product would turn an infinite value into NaN.
+sgd, sgd_decayed = _sgd(f.undecayed), _sgd(f.decayed)
+#: Numbers: lr, weight_decay, momentum. Arrays: the parameter and its buffer, -0.0 to begin with.
+sgd_momentum, sgd_momentum_decayed = _sgd_momentum(f.undecayed), _sgd_momentum(f.decayed)
+#: Numbers: 1 - beta1, beta2, 1 - beta2, -lr / (1 - beta1**t), sqrt(1 - beta2**t), eps. Arrays: the
+#: parameter and the means of its gradients and of their squares, 0 to begin with.
+adam = Update(_adam, "adam")

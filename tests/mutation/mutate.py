@@ -1,0 +1,101 @@
+"""Do the tests fail when the package is wrong? One deliberate fault after another, in a copy of it.
+
+    python tests/mutation/mutate.py                # all of them
+    python tests/mutation/mutate.py --only NaN     # those whose file or description has this in it
+
+For each fault of `faults.py`, a temporary copy of the package gets it, and the default tests run
+with `-x`: first those most likely to fail, then, if they pass, all of them. A fault that no test
+notices survives, and then a test is missing. The unharmed copy must pass the first ones, or nothing
+would be learned from a failure. The working tree is left alone.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from faults import FAULTS
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[2]
+
+#: Seconds after which a run is taken to hang, which a fault may well do.
+PATIENCE = 1800
+
+
+class Copy:
+    """The package and its tests in a directory of their own."""
+
+    def __init__(self, place):
+        self.place = Path(place)
+        ignore = shutil.ignore_patterns("__pycache__")
+        for name in ("npquant", "tests", "docs", "examples"):
+            shutil.copytree(ROOT / name, self.place / name, ignore=ignore)
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, self.place)
+
+    def passes(self, *args):
+        """Whether these tests pass here; the kernels are compiled anew."""
+        with tempfile.TemporaryDirectory() as cache:
+            environment = os.environ | {"PYTHONPATH": str(self.place), "NUMBA_CACHE_DIR": cache}
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *args]
+            try:
+                run = subprocess.run(command, cwd=self.place, env=environment, timeout=PATIENCE,
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return False
+        if run.returncode > 1 or run.returncode < 0:
+            # Not a failed test: an import that fails, or a crash, catches a fault as well. But
+            # tests that are not there would catch every one.
+            text = run.stdout.decode()
+            if "not found:" in text or "no tests ran" in text:
+                sys.exit(f"there are no such tests: {' '.join(args)}\n{text}")
+        return run.returncode == 0
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="faults with this in their file or description")
+    parser.add_argument("--first", action="store_true", help="ask the first tests alone")
+    parser.add_argument("--trust", action="store_true", help="do not try the unharmed copy")
+    options = parser.parse_args(argv)
+    chosen = [f for f in FAULTS if options.only in f"{f.file}: {f.why}"]
+    if not chosen:
+        parser.error(f"no fault has {options.only!r} in its file or description")
+
+    for fault in FAULTS:  # all of them, whatever is chosen: the list shall not rot
+        times = (ROOT / "npquant" / fault.file).read_text().count(fault.old)
+        if times != 1 or fault.old == fault.new:
+            sys.exit(f"{fault.file} has this {times} times: {fault.old!r}")
+
+    survivors = []
+    with tempfile.TemporaryDirectory() as place:
+        copy = Copy(place)
+        if not options.trust and not copy.passes(
+            "-n", "2", *dict.fromkeys(t for f in chosen for t in f.first)
+        ):
+            sys.exit("the tests fail without any fault")
+        for fault in tqdm(chosen, unit="fault"):
+            file = copy.place / "npquant" / fault.file
+            right = file.read_text()
+            file.write_text(right.replace(fault.old, fault.new))
+            try:
+                if copy.passes("-n", "0", *fault.first) and (options.first or copy.passes()):
+                    survivors.append(fault)
+                    tqdm.write(f"survives: {fault.file}: {fault.why}")
+            finally:
+                file.write_text(right)
+    print(f"caught {len(chosen) - len(survivors)} of {len(chosen)}")
+    for fault in survivors:
+        print(
+            f"survived: {fault.file}: {fault.why}: {fault.old.strip()!r} -> {fault.new.strip()!r}"
+        )
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
