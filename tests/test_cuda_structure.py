@@ -27,6 +27,7 @@ by_generation = pytest.mark.parametrize("cc", GENERATIONS, ids="{0[0]}.{0[1]}".f
 IN_FLOAT64 = {
     "fake_quantize_float_zero_point": "the contract: PyTorch's product is a double",
     "fake_quantize_half_zero_point": "the contract: PyTorch's product is a double",
+    "clip_linear": "the contract: errors are summed in double, once a range",
     **dict.fromkeys(
         ("choose_fbgemm", "choose_fbgemm_symmetric", "choose_symmetric"),
         "the contract: PyTorch chooses on the host, in doubles; once a channel",
@@ -64,6 +65,7 @@ FUSED = (
     "adaround_regularizer_backward",
     "adaround_soft",
     "adaround_soft_backward",
+    "clip_linear",
     "fake_quantize_float_zero_point",
     "fake_quantize_learnable",
     "fake_quantize_learnable_per_tensor",
@@ -75,6 +77,7 @@ FUSED = (
     "learnable_gradients_per_channel_nearest",
     "learnable_gradients_per_tensor",
     "learnable_gradients_per_tensor_nearest",
+    "respread",
     "sgd",
     "sgd_decayed",
     "sgd_momentum",
