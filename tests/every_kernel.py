@@ -39,7 +39,13 @@ OTHERWISE = {
     "fused_moving_avg_obs_fake_quant": [
         {"symmetric_quant": True},
         {"fake_quant_on": np.array([0])},
-        {"per_row_fake_quant": False},
+        {
+            "per_row_fake_quant": False,
+            "running_min": np.full(1, -1, np.float32),
+            "running_max": np.full(1, 2, np.float32),
+            "scale": np.ones(1, np.float32),
+            "zero_point": np.zeros(1, np.int32),
+        },
     ],
 }
 
@@ -65,9 +71,11 @@ def otherwise(name):
     """Yield the calls of an op: that of calls.py, then those that take other kernels."""
     for change in ({}, *OTHERWISE.get(name, ())):
         kwargs = arguments(name, shape_of(name))
-        kwargs |= {k: v for k, v in change.items() if k in PARAMETERS[name]}
-        if "zero_point" in change:
-            kwargs["zero_point"] = zero_points(shape_of(name)[:1], change["zero_point"])
+        for key, value in change.items():
+            if key == "zero_point" and isinstance(value, type):
+                value = zero_points(shape_of(name)[:1], value)
+            if key in PARAMETERS[name]:
+                kwargs[key] = np.copy(value) if isinstance(value, np.ndarray) else value
         yield kwargs
 
 

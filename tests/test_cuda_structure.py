@@ -27,6 +27,11 @@ by_generation = pytest.mark.parametrize("cc", GENERATIONS, ids="{0[0]}.{0[1]}".f
 IN_FLOAT64 = {
     "fake_quantize_float_zero_point": "the contract: PyTorch's product is a double",
     "fake_quantize_half_zero_point": "the contract: PyTorch's product is a double",
+    "clip_linear": "the contract: errors are summed in double, once a range",
+    **dict.fromkeys(
+        ("choose_fbgemm", "choose_fbgemm_symmetric", "choose_symmetric"),
+        "the contract: PyTorch chooses on the host, in doubles; once a channel",
+    ),
     **dict.fromkeys(
         (
             "adaround_regularizer",
@@ -54,11 +59,13 @@ LOCAL = {"adaround_regularizer_backward": "its power is too long for the compile
 
 #: Kernels whose formulas call primitives.fma.
 FUSED = (
+    "adam",
     "adaround_init",
     "adaround_regularizer",
     "adaround_regularizer_backward",
     "adaround_soft",
     "adaround_soft_backward",
+    "clip_linear",
     "fake_quantize_float_zero_point",
     "fake_quantize_learnable",
     "fake_quantize_learnable_per_tensor",
@@ -70,6 +77,11 @@ FUSED = (
     "learnable_gradients_per_channel_nearest",
     "learnable_gradients_per_tensor",
     "learnable_gradients_per_tensor_nearest",
+    "respread",
+    "sgd",
+    "sgd_decayed",
+    "sgd_momentum",
+    "sgd_momentum_decayed",
 )
 
 #: Kernels whose formulas round to codes; float8 codes are not rounded to integers by division.
@@ -164,7 +176,7 @@ def faults(name, kernel, key, cc):
 
 def wanted(name, kernel, key, found):
     """Yield what the code must have, and whether it has."""
-    if name in FUSED and "wide" not in words(key):
+    if name in FUSED and not ("wide" in words(key) or kernel.name.startswith("sums_of")):
         yield "fused product and sum", count(found, r"fma\.rn\.f(32|64)")
     if name in ROUNDED:
         yield "rounding", count(found, r"cvt\.rni\.f(32|64)\.f(32|64)")

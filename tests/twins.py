@@ -15,9 +15,6 @@ from npquant import checks, cpu
 from npquant.cuda import arrays, target
 from npquant.cuda.arrays import SIMULATED, DeviceArray
 
-if not SIMULATED:
-    import npquant.cuda.storage  # teaches the compiler what kernels are made of
-
 #: Memory of a GPU comes with every address a multiple of it; so does what stands in for it.
 ALIGNED = 256
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: many elements, streams, graphs, and that nothing waits for the device."""
+"""What only a GPU can show: many elements, streams, and graphs, in which nothing may wait."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ class OnStream:
 @pytest.fixture
 def streams():
     made = [
-        checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
         for _ in range(2)
     ]
     yield made

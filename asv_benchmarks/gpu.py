@@ -1,0 +1,386 @@
+"""npquant on a GPU beside PyTorch and beside a plain copy: one run of under eight minutes.
+
+    python asv_benchmarks/gpu.py
+
+Every op and layout at 2**28, 2**24 and 2**20 elements. npquant, PyTorch's op on the same data and
+the copy take turns; what is printed are medians of samples between two CUDA events. Fractions are
+of the bandwidth of a copy of 2**28 float32. Compilation and first calls are not timed. All figures
+go to gpu-results.json. Without a GPU nothing is measured, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from benchmarks import cases, peers
+from benchmarks.cases import Case, Inputs, Layout
+
+import npquant
+
+SIZES = (1 << 28, 1 << 24, 1 << 20)
+#: The size of the calls whose overhead is measured.
+SMALL = 16
+RESULTS = Path("gpu-results.json")
+
+#: Seconds from the start after which nothing new is begun, and torch.compile not either.
+DEADLINE, COMPILE_UNTIL = 440.0, 400.0
+#: What a sample takes, at the least, and all samples of a case.
+SAMPLE_SECONDS, CASE_SECONDS, LEAST_ROUNDS = 0.002, 0.3, 5
+
+Call = Callable[[], Any]
+
+
+# --- cases ------------------------------------------------------------------------------------
+
+
+def layouts(n: int) -> dict[str, Layout]:
+    """Every granularity for `n` elements, a power of two that is at least 2**8."""
+    few, long = min(64, n // 16), min(4096, n // 2)
+    inner = max(n // 2**12, 4) if n < 2**20 else 256
+    last = min(1024, n // 4)
+    return {
+        "per tensor": cases.per_tensor(n),
+        "per channel, first axis": cases.per_channel(few, n // few, axis=0),
+        "per channel, middle axis": cases.per_channel(n // few // inner, few, inner, axis=1),
+        "per channel, last axis": cases.per_channel(n // last, last, axis=1),
+        "per token": cases.per_token(n // long, long),
+        "groups of 32": cases.per_group(n // long, long, size=32),
+        "groups of 128": cases.per_group(n // long, long, size=128),
+    }
+
+
+#: Which of them an op is measured in, by what it says of itself in the CPU's table.
+_KINDS = {
+    "tensor": ("per tensor",),
+    "axis": ("per channel, first axis", "per channel, middle axis", "per channel, last axis"),
+    "token": ("per token",),
+    "group": ("groups of 32", "groups of 128"),
+}
+#: It is given one range a channel, and no data.
+_NO_DATA = ("determine_qparams",)
+
+
+def _kind(layout: Layout) -> str:
+    if layout.axis:
+        return "axis"
+    return "group" if layout.group else "token" if layout.scales else "tensor"
+
+
+def table(n: int) -> Iterator[tuple[str, Case]]:
+    """Yield (layout, case) for every op with its usual dtype, and one op with the others."""
+    ready, seen = layouts(n), set()
+    for case in cases.CASES.values():
+        usual = case.dtype.split(" -> ")[0] in ("float32", "int8") and not case.layout.wide
+        other = case.dtype in ("float16", "bfloat16") and not case.layout.scales
+        key = case.op, case.dtype, _kind(case.layout)
+        if case.op in _NO_DATA or key in seen or not (usual or other):
+            continue
+        if usual and any((case.op, key[2]) == (op, kind) for op, d, kind in seen if " -> " in d):
+            continue  # one dtype of codes is enough
+        seen.add(key)
+        for name in _KINDS[key[2]]:
+            yield name, replace(case, layout=ready[name])
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+class Arrays:
+    """Arrays on the device: PyTorch's where it is there, else Numba's."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def uploaded(self, value: Any) -> Any:
+        """An array on the device; what is none, and what the host must see, as it is."""
+        if not isinstance(value, np.ndarray) or value is cases.ON:
+            return value
+        if self.torch is None:
+            return npquant.cuda.to_device(value)
+        return peers._to_torch(value).cuda()
+
+    def repeated(self, block: Any, shape: tuple[int, ...]) -> Any:
+        """An array on the device that holds `block` over and over."""
+        n = int(np.prod(shape))
+        if self.torch is None:
+            return npquant.cuda.to_device(np.resize(block, shape))
+        return self.uploaded(block).repeat(-(-n // block.size))[:n].reshape(shape)
+
+
+class OnDevice(Inputs):
+    """What calls take, on the device; large arrays repeat a block."""
+
+    BLOCK = 1 << 20
+
+    def __init__(self, case: Case, arrays: Arrays) -> None:
+        usual = case.inputs()
+        super().__init__(case.layout, usual.floating.name, usual.target.name)
+        block = cases.per_tensor(min(self.BLOCK, case.size))
+        self._block = Inputs(block, usual.floating.name, usual.target.name)
+        self._arrays = arrays
+
+    def _large(self, name: str) -> Any:
+        return self._arrays.repeated(getattr(self._block, name), self.layout.shape)
+
+    x = cached_property(lambda self: self._large("x"))
+    grad = cached_property(lambda self: self._large("grad"))
+    mask = cached_property(lambda self: self._large("mask"))
+    codes = cached_property(lambda self: self._large("codes"))
+    V = cached_property(lambda self: self._large("V"))
+
+
+def on_device(case: Case, arrays: Arrays) -> tuple[Case, OnDevice]:
+    """The case with arguments that lie on the device, the same ones each time."""
+    inputs = OnDevice(case, arrays)
+    given = tuple(arrays.uploaded(v) for v in case.arguments(inputs))
+    return replace(case, arguments=lambda _: given), inputs
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Milliseconds on the device, between events on the default stream."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        flag = int(driver.CUevent_flags.CU_EVENT_DEFAULT)
+        self._start, self._end = (self.checked(driver.cuEventCreate(flag)) for _ in range(2))
+
+    def checked(self, result: Any) -> Any:
+        """What the driver returns, or its error raised."""
+        error, *values = result
+        if int(error):
+            raise RuntimeError(f"CUDA: {error.name}")
+        return values[0] if values else None
+
+    def sample(self, call: Call, n: int) -> float:
+        """Milliseconds of one of `n` calls in a row."""
+        self.checked(self._driver.cuEventRecord(self._start, 0))
+        for _ in range(n):
+            call()
+        self.checked(self._driver.cuEventRecord(self._end, 0))
+        self.wait()
+        took = self.checked(self._driver.cuEventElapsedTime(self._start, self._end))
+        return float(took) / n
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        self.checked(self._driver.cuCtxSynchronize())
+
+    def medians(self, calls: dict[str, Call]) -> dict[str, float]:
+        """The median milliseconds of each call, of samples that are taken in turn."""
+        counts = {}
+        for name, call in calls.items():
+            call()
+            self.wait()
+            once = min(self.sample(call, 1) for _ in range(3))
+            counts[name] = max(1, round(SAMPLE_SECONDS * 1e3 / max(once, 1e-3)))
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        rounds, end = 0, perf_counter() + CASE_SECONDS
+        while rounds < LEAST_ROUNDS or perf_counter() < end:
+            for name, call in calls.items():
+                samples[name].append(self.sample(call, counts[name]))
+            rounds += 1
+        return {name: statistics.median(times) for name, times in samples.items()}
+
+    def overhead(self, calls: dict[str, Call], n: int = 2000) -> dict[str, float]:
+        """The median microseconds that a call keeps the host, the device not waited for."""
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(9):
+            for name, call in calls.items():
+                call()
+                self.wait()
+                start = perf_counter()
+                for _ in range(n // 9):
+                    call()
+                samples[name].append((perf_counter() - start) / (n // 9) * 1e6)
+                self.wait()
+        return {name: statistics.median(times) for name, times in samples.items()}
+
+    def copy(self, nbytes: int) -> Call:
+        """A copy on the device of so many bytes: as many are read as written."""
+        x, y = (self.checked(self._driver.cuMemAlloc(nbytes)) for _ in range(2))
+        return partial(self._driver.cuMemcpyDtoDAsync, y, x, nbytes, 0)
+
+
+# --- what is measured -------------------------------------------------------------------------
+
+
+def npquant_call(case: Case, inputs: OnDevice, arrays: Arrays) -> Call:
+    """npquant's call. Numba's arrays cost an allocation by the driver: they are made before."""
+    call = case.call(inputs)
+    takes_out = "out" in inspect.signature(getattr(npquant, case.op)).parameters
+    return partial(call, out=call()) if arrays.torch is None and takes_out else call
+
+
+def torch_call(case: Case, inputs: OnDevice, arrays: Arrays) -> tuple[Call | None, str]:
+    """PyTorch's op on the same arrays, or why there is none."""
+    name = next((p for p in case.peers if p in ("torch", "torch decomposed")), None)
+    if arrays.torch is None or name is None:
+        return None, "PyTorch is not here" if arrays.torch is None else "PyTorch has no such op"
+    try:
+        call = peers.PEERS[name](case, inputs)
+        call()
+    except Exception as error:  # whatever an op without a CUDA kernel says
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+    return call, ""
+
+
+def measured(
+    name: str, case: Case, arrays: Arrays, clock: Clock, bandwidth: float, compiled: bool
+) -> dict[str, Any]:
+    """One row."""
+    row: dict[str, Any] = {"op": case.op, "dtype": case.dtype, "layout": name, "size": case.size}
+    case, inputs = on_device(case, arrays)
+    calls = {"npquant": npquant_call(case, inputs, arrays)}
+    moved = case.moved(inputs, calls["npquant"]())
+    torch, why = torch_call(case, inputs, arrays)
+    if torch is None:
+        row["no torch"] = why
+    else:
+        calls["torch"] = torch
+        if compiled:
+            try:
+                fast = arrays.torch.compile(torch)
+                fast()
+                calls["torch.compile"] = fast
+            except Exception as error:
+                row["no torch.compile"] = f"{type(error).__name__}: {str(error)[:100]}"
+    row["ms"] = clock.medians(calls)
+    ours = row["ms"]["npquant"]
+    row["fraction of copy"] = moved / (ours * 1e-3) / bandwidth
+    row["ratio"] = {k: ms / ours for k, ms in row["ms"].items() if k != "npquant"}
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as it is printed."""
+    text = f"{row['op']:58} {row['dtype']:22} {row['layout']:26} 2**{row['size'].bit_length() - 1}"
+    text += f" {row['ms']['npquant']:9.4f} ms {row['fraction of copy']:6.1%} of copy"
+    for name, ratio in row["ratio"].items():
+        text += f"  {name} {ratio:.2f} x"
+    return text + (f"  ({row['no torch']})" if "no torch" in row else "")
+
+
+def versions(arrays: Arrays, clock: Clock) -> dict[str, str]:
+    """What was measured, with what."""
+    import numba
+    import numba_cuda
+
+    from npquant.cuda.target import cuda
+
+    device = cuda.get_current_device()
+    name = device.name.decode() if isinstance(device.name, bytes) else device.name
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "card": f"{name}, compute capability {device.compute_capability}",
+        "driver": str(clock.checked(clock._driver.cuDriverGetVersion())),
+        "python": platform.python_version(),
+        "npquant": npquant.__version__,
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "numba-cuda": numba_cuda.__version__,
+        "torch": "not here" if arrays.torch is None else arrays.torch.__version__,
+    }
+    try:
+        import cupy
+
+        about["cupy"] = cupy.__version__
+    except ImportError:
+        about["cupy"] = "not here"
+    return about
+
+
+def a_gpu() -> str:
+    """Why nothing can be measured here, or nothing."""
+    try:
+        from npquant.cuda.target import SIMULATED, cuda
+    except ImportError as error:
+        return f"numba-cuda is not installed ({error}); pip install 'npquant[cuda13]'"
+    if SIMULATED:
+        return "the CUDA simulator is switched on, whose times mean nothing"
+    return "" if cuda.is_available() else "no GPU is available here"
+
+
+def torch_with_cuda() -> Any:
+    """PyTorch, if it sees the GPU."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def main() -> int:
+    start = perf_counter()
+    why = a_gpu()
+    if why:
+        print(f"Nothing was measured: {why}.", file=sys.stderr)
+        return 1
+    arrays = Arrays(torch_with_cuda())
+    npquant.cuda.to_device(np.zeros(1, np.float32))  # makes the context
+    if arrays.torch is not None:
+        peers._torch()
+        arrays.torch.zeros(1, device="cuda")
+    clock = Clock()
+    about = versions(arrays, clock)
+    for key, value in about.items():
+        print(f"{key}: {value}")
+    nbytes = 4 * SIZES[0]
+    bandwidth = 2 * nbytes / (clock.medians({"copy": clock.copy(nbytes)})["copy"] * 1e-3)
+    print(f"copy: {bandwidth / 1e12:.3f} TB/s\n", flush=True)
+
+    rows: list[dict[str, Any]] = []
+    left: list[str] = []
+    for size in SIZES:
+        compiled: set[str] = set()
+        for name, case in table(size):
+            spent = perf_counter() - start
+            if spent > DEADLINE:
+                left.append(f"{case.op} {case.dtype} {name} {size}")
+                continue
+            try_it = size == SIZES[0] and case.op not in compiled and spent < COMPILE_UNTIL / 2
+            compiled.add(case.op)
+            rows.append(measured(name, case, arrays, clock, bandwidth, try_it))
+            print(line(rows[-1]), flush=True)
+
+    print(f"\nA call of {SMALL} elements, microseconds of the host:")
+    overheads = []
+    for name, case in table(256):
+        if perf_counter() - start > DEADLINE:
+            left.append(f"overhead of {case.op} {name}")
+        elif name in ("per tensor", "per channel, first axis"):
+            shape = cases.per_channel(4, 4, axis=0) if case.layout.axis else cases.per_tensor(SMALL)
+            small, inputs = on_device(replace(case, layout=shape), arrays)
+            calls = {"npquant": npquant_call(small, inputs, arrays)}
+            torch, _ = torch_call(small, inputs, arrays)
+            took = clock.overhead(calls | ({"torch": torch} if torch else {}))
+            overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
+            print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
+
+    for text in left:
+        print(f"not measured, out of time: {text}")
+    found = {"about": about, "copy TB/s": bandwidth / 1e12, "rows": rows, "overheads": overheads,
+             "not measured": left, "seconds": perf_counter() - start}  # fmt: skip
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{RESULTS}: {len(rows)} rows in {found['seconds']:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
