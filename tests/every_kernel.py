@@ -6,6 +6,7 @@ import numpy as np
 import npquant.modules as npq
 from calls import CALLS, DATA, PARAMETERS, ROUNDING, arguments, data, fits, results, zero_points
 from npquant import backend, metrics, optim
+from npquant.layout import Granularity
 
 DIVIDE = {"rounding": "divide"}
 WIDE = {"quant_min": -(2**31), "quant_max": 2**31 - 1}
@@ -149,11 +150,19 @@ def qparams_outside():
             backend.of(p).outside(p, *bounds)
 
 
+def finite_range():
+    """The range of what is finite, which observers that count ask for."""
+    x = data((9, 28))
+    x[0, 3], x[4, 5] = np.inf, -np.inf
+    backend.of(x).minmax_finite(Granularity(1, x.size, None), x)
+
+
 EVERYTHING = {
     **{name: lambda name=name: op(name) for name in CALLS},
     **{kind.__name__: lambda kind=kind: observer(kind) for kind in OBSERVERS},
     **{name: lambda make=make: optimizer(make) for name, make in OPTIMIZERS.items()},
     "metrics": distances,
+    "minmax_finite": finite_range,
     "outside": qparams_outside,
     "LearnableFakeQuantize": learnable_starts,
 }

@@ -33,9 +33,9 @@ _wrap = flat_map(_wrapped, "wrap")
 _to_bool = flat_map(_nonzero, "nonzero")
 
 
-def convert(x: Any, y: Any) -> None:
+def convert(*arrays: Any) -> None:
     """x -> y, of any two dtypes: what NumPy does for the CPU, this does too."""
-    x, y = device(x), device(y)
+    x, y = map(device, arrays)
     if x.dtype == y.dtype:
         copy(x, y)
     elif y.dtype == np.bool_:

@@ -15,9 +15,9 @@ from npquant.meta import ArraySpec
 from npquant.ops.quantize import group_shapes, token_shapes
 
 Shapes = tuple[tuple[int, ...], ...]
-#: What `zero_point_rounding` may be.
 #: The shapes that the qparams of one tensor may have.
 _ONE: Shapes = ((1,), ())
+#: What `zero_point_rounding` may be.
 ROUNDINGS = ("pytorch", "nearest")
 
 
