@@ -34,9 +34,7 @@ class Update:
 
         self.map = Map(numbers, element_of, name)
 
-    def __call__(
-        self, gradient: Any, arrays: tuple[Any, ...], numbers: tuple[float, ...]
-    ) -> None:
+    def __call__(self, gradient: Any, arrays: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
         """Update the parameter and its state; all have its dtype, and so have the numbers."""
         a, kind = tuple(map(device, arrays)), device(gradient).dtype.name
         kinds = "int32", "int32", (kind,) * len(numbers)

@@ -34,7 +34,9 @@ def both(cpu, twin, inputs, outputs, call):
     for y, other in zip(theirs, mine, strict=True):
         assert_same(download(y), other)
     if expected is not None:
-        pairs = zip(got, expected, strict=True) if isinstance(expected, tuple) else [(got, expected)]
+        pairs = (
+            zip(got, expected, strict=True) if isinstance(expected, tuple) else [(got, expected)]
+        )
         for one, other in pairs:
             assert_same(download(one), np.asarray(other))
     return expected

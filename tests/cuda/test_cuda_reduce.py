@@ -8,11 +8,12 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from simulated import both, download, upload
+
 from npquant import cpu, layout
 from npquant.cpu.reduce import TILE
 from npquant.cuda import learnable, metrics
 from npquant.cuda import reduce as twins
-from simulated import both, download, upload
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
@@ -166,7 +167,7 @@ def test_extremes(name, where):
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, np.int8, np.uint8, np.int32, np.int64])
-@pytest.mark.parametrize("where", ["one tile", "rows", "short rows", "last"])
+@pytest.mark.parametrize("where", ["one tile", "rows", "short rows", "last of more"])
 def test_extremes_of_dtypes(where, dtype):
     shape, granularity = LAYOUTS[where]
     if np.dtype(dtype).kind in "iu":
