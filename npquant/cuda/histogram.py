@@ -1,7 +1,7 @@
 """Counting values into bins, and the ranges that are chosen from the counts.
 
-A block counts a part of a channel in shared memory and adds that to the counts; where there are more
-bins than it has room for, or few elements to a bin, each element is added at once. Counts are
+A block counts a part of a channel in shared memory and adds that to the counts; where there are
+more bins than it has room for, or few elements to a bin, each element is added at once. Counts are
 integers, so no order changes them. Ranges are searched by one block, whose threads take all steps
 together and divide what costs most.
 """
@@ -17,8 +17,9 @@ from numba import types
 from npquant.cpu import histogram as searches
 from npquant.cpu.histogram import bin_of_part, codes_of, search_of_ends, torch_sum
 from npquant.cpu.lanes import LANES
+from npquant.cpu.reduce import TILE
 from npquant.cuda.arrays import device
-from npquant.cuda.reduce import TILE, Shape, divided, parts_of, place_of, run
+from npquant.cuda.reduce import Shape, divided, parts_of, place_of, run
 from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
@@ -31,6 +32,8 @@ if not SIMULATED:
 
 #: Bins that fit in the shared memory of a block, as int32.
 ROOM = 1 << 13
+_count: Any = np.uint32  # Numba makes 64 bits of a sum of two of 32
+
 #: Threads of a search.
 SEARCHERS = 2 if SIMULATED else 256
 
@@ -53,7 +56,7 @@ if not SIMULATED:
 
     @overload(_add)
     def _added(counts, i, n):
-        return lambda counts, i, n: _atomic_add(counts, i, n)
+        return lambda counts, i, n: _atomic_add(counts, i, n)  # type: ignore[call-arg]
 
 
 class Count:
@@ -72,9 +75,7 @@ class Count:
         self.blocks = Kernel(self._make_blocks, f"{place.__name__}_blocks")
         self.elements = Kernel(self._make_elements, f"{place.__name__}_elements")
 
-    def __call__(
-        self, granularity: Granularity, x: Any, low: Any, high: Any, counts: Any
-    ) -> None:
+    def __call__(self, granularity: Granularity, x: Any, low: Any, high: Any, counts: Any) -> None:
         """Add to `counts`, int64 of shape (channels, bins).
 
         `low` and `high` are what the parameters of each channel are made of.
@@ -86,17 +87,17 @@ class Count:
         for layout, (flat,) in pieces(granularity, (x,), ()):
             shape = Shape.of(layout, x.size)
             rest = (bins, flat.argument(), low.argument(), high.argument(), counts.argument())
-            key = (x.dtype, low.dtype)
-            if bins > ROOM or shape.beside or shape.count < 2 * bins:
-                args = (x.size, shape.channels, shape.inner, *rest)
+            key, on = (x.dtype, low.dtype), x.stream()
+            if bins > ROOM or shape.beside or shape.length < 2 * bins:
+                each = (x.size, shape.channels, shape.inner, *rest)
                 blocks = -(-x.size // THREADS)
-                self.elements(blocks, THREADS, args, (*key, x.size >= 1 << 32), x.stream())
+                self.elements(blocks, THREADS, each, (*key, x.size >= 1 << 32), on)
             else:
-                parts, span = parts_of(shape.count, shape.channels, max(TILE, 4 * bins))
+                parts, span = parts_of(shape.length, shape.channels, max(TILE, 4 * bins))
                 room = max(256, 1 << (bins - 1).bit_length())
-                key = (*key, min(shape.width(flat), 8), shape.single, room)
+                form = (min(shape.width(flat), 8), shape.single, room)
                 args = (*shape, parts, span, *rest)
-                self.blocks(shape.channels * parts, THREADS, args, key, x.stream())
+                self.blocks(shape.channels * parts, THREADS, args, (*key, *form), on)
 
     def _make_blocks(
         self, x: Any, bound: Any, width: int, single: bool, room: int
@@ -113,7 +114,7 @@ class Count:
             start = part * span
             left = min(length - start, span)
             if single:
-                begin, skip = c * inner + start, np.uint32(0)
+                begin, skip = c * inner + start, _count(0)
             else:
                 begin, skip = run(c, start, channels, inner)
             data = moved(x, begin)
@@ -123,16 +124,16 @@ class Count:
             cuda.syncthreads()
             for e in range(t * width, left, THREADS * width):
                 if e + width <= left:
-                    to = np.uint32(skip + np.uint32(e))
+                    to = _count(skip + _count(e))
                     to = np.int64(to) if single else place_of(to, channels, inner)
-                    found = load((moved(data, to),), np.uint32(0), np.uint32(0))
+                    found = load((moved(data, to),), _count(0), _count(0))
                     for k in range(width):
                         place = bin_of(found[0][k], p)
                         if place < bins:
                             cuda.atomic.add(table, place, 1)
                 else:
                     for i in range(e, left):
-                        to = np.uint32(skip + np.uint32(i))
+                        to = _count(skip + _count(i))
                         place = bin_of(
                             data[np.int64(to) if single else place_of(to, channels, inner)], p
                         )
@@ -145,9 +146,7 @@ class Count:
 
         return kernel, (*[types.int64] * 6, *_count_types(x, bound))
 
-    def _make_elements(
-        self, x: Any, bound: Any, far: bool
-    ) -> tuple[Callable[..., None], Types]:
+    def _make_elements(self, x: Any, bound: Any, far: bool) -> tuple[Callable[..., None], Types]:
         parameters, bin_of = self._parameters, self._bin
         index = np.int64 if far else np.uint32
 

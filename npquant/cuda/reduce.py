@@ -43,7 +43,7 @@ ADDERS = 64 if SIMULATED else 128
 #: large device runs at once.
 BLOCKS = 4 if SIMULATED else 4096
 
-_count = np.uint32  # Numba makes 64 bits of a sum of two of 32
+_count: Any = np.uint32  # Numba makes 64 bits of a sum of two of 32
 
 
 class Shape(NamedTuple):
@@ -51,16 +51,20 @@ class Shape(NamedTuple):
 
     channels: int
     inner: int
-    count: int
+    length: int
 
     @staticmethod
     def of(layout: Layout, size: int) -> Shape:
-        return Shape(layout.channels, layout.inner or size, size // layout.channels)
+        inner, length = layout.inner or size, size // layout.channels
+        if 1 < inner < length and length >= 1 << 32:
+            raise ValueError(f"a channel of several runs must have fewer than 2**32 elements, got "
+                             f"{length} in runs of {inner}")  # fmt: skip
+        return Shape(layout.channels, inner, length)
 
     @property
     def single(self) -> bool:
         """Whether a channel is one run."""
-        return self.inner == self.count
+        return self.inner == self.length
 
     @property
     def beside(self) -> bool:
@@ -70,7 +74,7 @@ class Shape(NamedTuple):
     @property
     def short(self) -> bool:
         """Whether a block takes several channels, each of one run."""
-        return self.single and self.channels > 1 and self.count < SHORT
+        return self.single and self.channels > 1 and self.length < SHORT
 
     def width(self, *arrays: DeviceArray) -> int:
         """How many elements are accessed at once."""
@@ -86,7 +90,7 @@ class Shape(NamedTuple):
         if self.beside:
             wide = min(BESIDE, 1 << (self.channels - 1).bit_length())
             return wide, -(-self.channels // wide), self.channels, 1
-        return SEVERAL, -(-self.channels // SEVERAL), 1, self.count
+        return SEVERAL, -(-self.channels // SEVERAL), 1, self.length
 
 
 @formula
@@ -117,7 +121,7 @@ _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 def _kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """The integers that keys are, and those that are compared: registers are of 32 bits."""
-    kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
+    kind: Any = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
     return kind.type, np.int32 if kind.itemsize < 4 else kind.type
 
 
@@ -167,13 +171,13 @@ class Extremes:
             shape = Shape.of(layout, x.size)
             across = shape.beside or shape.short
             wide, blocks, pitch, jump = shape.across() if across else (1, channels, 1, 1)
-            parts, span = parts_of(shape.count, blocks, LANES * LANES if across else TILE)
+            parts, span = parts_of(shape.length, blocks, LANES * LANES if across else TILE)
             whole = parts == 1
             kind = x.dtype if whole else np.dtype(_kinds(x.dtype)[0])
             to = found if whole else [x.new((channels * parts,), kind) for _ in range(2)]
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
             if across:
-                args = (channels, blocks, pitch, jump, shape.count, *rest)
+                args = (channels, blocks, pitch, jump, shape.length, *rest)
                 key = (x.dtype, wide, shape.beside, whole)
                 self.lanes(blocks * parts, wide * LANES, args, key, x.stream())
             else:
@@ -333,7 +337,7 @@ minmax_finite = Extremes(finite_key_above, finite_key_below)
 class _Strips(NamedTuple):
     """How the terms of a strip lie in shared memory, and which threads make them.
 
-    A thread makes `count` vectors of `width` terms. Term e of the strip is at
+    A thread makes `vectors` of `width` terms. Term e of the strip is at
     (e % width) * column + e // width: threads that write beside each other, and lanes that read,
     never meet in a bank.
     """
@@ -345,7 +349,7 @@ class _Strips(NamedTuple):
         return min(THREADS, STRIP // self.width)
 
     @property
-    def count(self) -> int:
+    def vectors(self) -> int:
         return STRIP // (self.width * self.threads)
 
     @property
@@ -395,7 +399,7 @@ def _gradient_runs(
 ) -> Callable[..., None]:
     """A block for each (channel, tile), or (tile, channel) where short runs lie side by side."""
     strips = _Strips(width)
-    threads, count, column, part = strips.threads, strips.count, strips.column, STRIP + LANES
+    threads, count, column, part = strips.threads, strips.vectors, strips.column, STRIP + LANES
     load, scratch, write = vectors(width, 1)[2:]
     scratch_of_all = vectors(width, count).scratch
     add, room_of_terms, room_of_lanes = _adder(strips, 2), 4 * part, 2 * LANES
@@ -581,7 +585,7 @@ class Gradients:
             )
             if shape.beside or shape.short:
                 wide, blocks, pitch, jump = shape.across()
-                args = (channels, blocks, pitch, jump, shape.count, tiles, *rest)
+                args = (channels, blocks, pitch, jump, shape.length, tiles, *rest)
                 self.lanes(blocks * tiles, wide * LANES, args, (*key, wide, shape.beside), on)
             else:
                 width = shape.width(*flat)
@@ -735,7 +739,7 @@ class Total:
 
     def _make(self, width: int, *dtypes: Any) -> tuple[Callable[..., None], Types]:
         element, strips = self._element, _Strips(width)
-        threads, count, column, part = strips.threads, strips.count, strips.column, STRIP + LANES
+        threads, count, column, part = strips.threads, strips.vectors, strips.column, STRIP + LANES
         load, add = vectors(width, count).load, _adder(strips, 1)
         last, room = width * threads * (count - 1) + width, 2 * part
 

@@ -7,9 +7,10 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from simulated import both
+
 from npquant import cpu
 from npquant.cuda import optim
-from simulated import both
 
 #: The numbers of each, and how many arrays it updates.
 STEPS = {
@@ -22,7 +23,9 @@ STEPS = {
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("lay", [np.copy, lambda x: x.copy().T, lambda x: np.repeat(x, 2, 1)[:, ::2]])
+@pytest.mark.parametrize(
+    "lay", [np.copy, lambda x: x.copy().T, lambda x: np.repeat(x, 2, 1)[:, ::2]]
+)
 @pytest.mark.parametrize("name", STEPS)
 def test_steps(name, lay, dtype):
     numbers, several = STEPS[name]

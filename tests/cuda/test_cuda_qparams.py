@@ -8,10 +8,11 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from simulated import both, upload
+
 from npquant import cpu
 from npquant.cuda import qparams
 from npquant.cuda.target import THREADS
-from simulated import both, upload
 
 #: Ranges of all kinds, more than a block takes.
 ENDS = np.array([0.0, -0.0, 1.0, -1.0, 3e-40, -3e-40, 5.5, 1e30, -1e30, np.inf, -np.inf, np.nan])

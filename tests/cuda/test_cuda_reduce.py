@@ -167,7 +167,7 @@ def test_extremes(name, where):
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, np.int8, np.uint8, np.int32, np.int64])
-@pytest.mark.parametrize("where", ["one tile", "rows", "short rows", "last"])
+@pytest.mark.parametrize("where", ["one tile", "rows", "short rows", "last of more"])
 def test_extremes_of_dtypes(where, dtype):
     shape, granularity = LAYOUTS[where]
     if np.dtype(dtype).kind in "iu":
