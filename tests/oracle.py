@@ -890,8 +890,13 @@ def fused_moving_avg_obs_fake_quant_cachemask(
         return x.copy(), np.ones(x.shape, bool)
     if int(_one(observer_on)):
         rows = x.reshape(x.shape[0], -1) if per_row_fake_quant else x.reshape(1, -1)
-        for running, seen in ((running_min, rows.min(axis=1)), (running_max, rows.max(axis=1))):
-            seen = seen.reshape(running.shape).astype(F32)
+        # -0.0 is less than 0.0 here; NumPy gives the one it meets.
+        at_zero = np.where(rows == 0, np.copysign(1, rows.astype(F64)), 0)
+        low, high = rows.min(axis=1).astype(F32), rows.max(axis=1).astype(F32)
+        low = np.where((low == 0) & (at_zero < 0).any(axis=1), F32(-0.0), low)
+        high = np.where((high == 0) & (at_zero > 0).any(axis=1), F32(0.0), high)
+        for running, seen in ((running_min, low), (running_max, high)):
+            seen = seen.reshape(running.shape)
             moved = running + F32(averaging_const) * (seen - running)
             running[...] = np.where(np.isinf(running), seen, moved)
     if not int(_one(fake_quant_on)):

@@ -98,6 +98,15 @@ def test_dequantize_per_tensor(out_dtype, target):
               note=(scale, z))  # fmt: skip
 
 
+@pytest.mark.parametrize("out_dtype", **named((F16, BF16)))
+def test_dequantize_rounds_each_step_to_two_bytes(out_dtype):
+    """Codes and zero points that two bytes do not hold."""
+    q = np.array([2049, -2051, 257, 4097, 30_001], np.int16)
+    bounds = BOUNDS[q.dtype]
+    for z in (259, -2053):
+        agree("dequantize_per_tensor", q, 0.1, z, *bounds, np.int16, out_dtype=out_dtype)
+
+
 SOME_TARGETS = (np.int8, np.int32, ml_dtypes.float8_e4m3fn, ml_dtypes.uint4, np.uint16)
 
 
@@ -489,12 +498,37 @@ def test_sums_follow_the_tree(shape, axis):
     """Shapes that cross every boundary of the tree: lanes, strips, tiles, blocks, runs."""
     rng = np.random.default_rng(7)
     x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
+    g = np.ldexp(g, rng.integers(-30, 30, shape))  # so different in size that any order shows
     count = 1 if axis is None else shape[axis]
     s, z = rng.uniform(0.1, 0.4, count).astype(F32), rng.normal(size=count).astype(F32)
+    s, z = s.astype(F64), z.astype(F64)  # and so are the sums: every bit is seen
     if axis is None:
         agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, s, z, -8, 7)
     else:
         agree("fake_quantize_learnable_per_channel_affine_backward", g, x, s, z, axis, -8, 7)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 700, 3), 1),
+                                             ((300, 7, 9), 1), ((17_000, 2), 0)])  # fmt: skip
+def test_short_runs_of_channels(shape, axis):
+    """Tables of several parts, and pieces that begin within a channel or a period."""
+    s, z = cases.qparams(shape[axis], -100, 100)
+    s[(s < 1e-3) | (s > 1e3)] = 0.7
+    x = np.random.default_rng(3).normal(0, 20, shape).astype(F32)
+    wide = np.zeros((*shape, 2), F32)
+    wide[..., 1] = x
+    for data in (x, wide[..., 1]):
+        agree("quantize_per_channel", data, s, z, axis, -128, 127, np.int8)
+
+
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9000, 12_292])
+def test_extremes_in_any_tile(place):
+    for sign in (1, -1):
+        x = np.random.default_rng(4).normal(size=12_293).astype(F32)
+        x[place] = sign * 100
+        agree("choose_qparams", x, -128, 127, 1e-5, np.int8)
+        agree("choose_qparams_per_token_asymmetric", x, np.int8)
+        agree("choose_qparams_per_token_asymmetric", np.stack([x, x / 2], axis=1).T, np.int8)
 
 
 # --- qparams, fused, conversion ---------------------------------------------------------------
@@ -568,6 +602,7 @@ def test_fused(per_row, symmetric):
     batches = [rng.normal(i, 1 + i, (4, 30)).astype(F32) for i in range(3)]
     batches += [np.full((4, 30), v, F32) for v in (0.0, 1e-5, 5.0, np.inf, np.nan)]
     batches += [np.array([[-1e-5, 3e-5]] * 4, F32), np.zeros((4, 0), F32)]
+    batches += [np.array([[-2, v, 3]] * 4, F32) for v in (np.nan, -np.nan)]
     for bounds in ((-128, 127), (0, 255), (0, 15), (-8, 7), (-7, 8)):
         for start in range(len(batches)):
             count = 4 if per_row else 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import oracle
+from npquant import dtypes
 from npquant import primitives as p
 
 F16, BF16, F32, F64 = np.float16, ml_dtypes.bfloat16, np.float32, np.float64
@@ -128,3 +129,11 @@ def test_store():
             p.store(y, 1, v)
         assert (y[0], y[1]) == (0, stored), kind
     assert p.store(None, 0, F32(1)) is None
+
+
+def test_float64_to_two_bytes_in_one_rounding():
+    """ml_dtypes goes by way of float32, in which these are ties."""
+    x = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40, -1 - 2.0**-8 - 2.0**-40])
+    rounded = dtypes.round_once(x, np.dtype(BF16))
+    assert rounded.astype(F64).tolist() == [1 + 2.0**-7, 1 + 2.0**-7, -1 - 2.0**-7]
+    assert rounded.dtype == BF16

@@ -195,7 +195,8 @@ class Maker:
         if kind == 2:
             kinds = (object, "V8", "S4", "m8[s]", np.longdouble, "u8", [("a", "f4")],
                      ml_dtypes.int2, ml_dtypes.float8_e4m3b11fnuz)  # fmt: skip
-            return np.zeros(x.shape, self.draw.of(kinds))
+            kind = np.dtype(self.draw.of(kinds))
+            return np.zeros(x.shape, object if kind in allowed else kind)
         return np.zeros((*shape, 2) if x.size else (3,), x.dtype)
 
     def parameters(self, name, p, reader, forms=()):
@@ -456,7 +457,8 @@ def array_scales(m, name, shapes, count, dtype=None, *, double=False, floats=Fal
             return s
         with np.errstate(all="ignore"):
             used = s if double and s.dtype in read.FLOATS else s.astype(F32)
-        return s if ((used > 0) & np.isfinite(used)).all() else WRONG
+            right = ((used > 0) & np.isfinite(used)).all()
+        return s if right else WRONG
 
     return m.parameters(name, scales_of(m.draw, count, dtype), positive, forms(shapes))
 
@@ -1062,7 +1064,8 @@ def adaround(m):
 
 def _adaround_zeros(m, shapes, count, range_, lo, hi):
     def right(z):
-        return bool(((z >= range_[0]) & (z <= range_[1])).all()) and fit_int32(z)
+        wide = z if z.dtype in read.INTEGERS else z.astype(F64)
+        return bool(((wide >= range_[0]) & (wide <= range_[1])).all()) and fit_int32(z)
 
     def number(value):
         n = read.integer(value)

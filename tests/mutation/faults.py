@@ -24,6 +24,7 @@ def tests(file, *names):
 QUANTIZE = tests("ops", "quantize_per_tensor[float32-int8]", "quantize_per_tensor[float32-uint4]")
 QUANTIZE_CHANNEL = tests("ops", "quantize_per_channel[float32-int8]")
 DEQUANTIZE = tests("ops", "dequantize_per_tensor")
+TWO_BYTES = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
 DIVIDE = tests("ops", "quantize_per_tensor_by_division[float32-float8_e4m3fn]", "division")
 FAKE = tests("ops", "fake_quantize_per_tensor[float32]", "fake_quantize_per_tensor[float64]")
@@ -49,6 +50,7 @@ EXTREMES, MIDDLE = tests("observers", "extremes"), tests("observers", "qparams",
 ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
 DATA = tests("layouts", "layout_of_the_data")
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
+SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
 PRIMITIVES = ("tests/test_primitives.py",)
 
 FAULTS = (
@@ -81,7 +83,7 @@ FAULTS = (
     Fault("formulas/quantize.py",
           "return scale, like(zero_point, item(y))",
           "return scale, like(zero_point, widen(item(y)))",
-          "a zero point that is not rounded to the output", DEQUANTIZE),
+          "a zero point that is not rounded to the output", TWO_BYTES),
     # --- formulas: base, fake quantize ------------------------------------------------------------
     Fault("formulas/base.py",
           "v = v if v > lo else lo\n",
@@ -272,7 +274,7 @@ FAULTS = (
     Fault("checks/calls.py",
           "    if lo < -exact or hi > exact or not -exact <= z <= exact:",
           "    if hi > exact or not -exact <= z <= exact:",
-          "wide codes on one side alone", FAKE),
+          "wide codes on one side alone", LEARNABLE),
     Fault("checks/calls.py",
           "EXACT32, EXACT64 = 2**23, 2**52",
           "EXACT32, EXACT64 = 2**26, 2**52",
@@ -280,7 +282,7 @@ FAULTS = (
     Fault("dtypes.py",
           "    bits |= (near != x) & np.isfinite(near)\n",
           "",
-          "a gradient that is rounded twice on the way to two bytes", PROMOTED),
+          "a gradient that is rounded twice on the way to two bytes", PRIMITIVES),
     Fault("dtypes.py",
           "np.dtype(ml_dtypes.uint4): (0, 15),",
           "np.dtype(ml_dtypes.uint4): (0, 14),",
@@ -288,7 +290,7 @@ FAULTS = (
     # --- kernels ----------------------------------------------------------------------------------
     Fault("cpu/reduce.py",
           "lane = np.uintp((row - start) % LANES * width)",
-          "lane = np.uintp((row - start + 1) % LANES * width)",
+          "lane = np.uintp((row - start) // (TILE // LANES) * width)",
           "a sum in another order", SUMS),
     Fault("cpu/reduce.py",
           "                    if filled == STRIP or left == 0:\n"
@@ -299,11 +301,11 @@ FAULTS = (
     Fault("cpu/reduce.py",
           "for tile in range(1, least.shape[1]):",
           "for tile in range(1, least.shape[1] - 1):",
-          "the last tile dropped from minima and maxima", PIECES),
+          "the last tile dropped from minima and maxima", TILES),
     Fault("cpu/reduce.py",
           "lo[c] = u if widen(v) == widen(v) else v",
           "lo[c] = u",
-          "a NaN lost in a minimum", QPARAMS),
+          "a NaN lost in a minimum", FUSED),
     Fault("cpu/lanes.py",
           "        for k in range(first + n, first + rows * LANES):\n            terms[k] = 0\n",
           "        pass\n",
@@ -315,15 +317,15 @@ FAULTS = (
     Fault("cpu/loops.py",
           "start = begin - (first + begin) % period",
           "start = begin - begin % period",
-          "a piece that begins within a period", PIECES),
+          "a piece that begins within a period", SHORT),
     Fault("cpu/table.py",
           "    skip = row % inner\n",
           "    skip = 0\n",
-          "a table that begins within a channel", PIECES),
+          "a table that begins within a channel", SHORT),
     Fault("cpu/table.py",
           "            for i in range(k, k + m):\n",
           "            for i in range(k, k + m - 1):\n",
-          "a row of the table left out", QUANTIZE_CHANNEL),
+          "a row of the table left out", SHORT),
     Fault("cpu/walk.py",
           "yield layout, first, packed + results",
           "yield layout, 0, packed + results",
