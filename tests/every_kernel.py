@@ -142,14 +142,6 @@ def learnable_starts():
         module(data((9, 28)))
 
 
-def qparams_outside():
-    """The check that no op makes by way of a backend."""
-    for dtype in (np.float32, np.float64, np.int32):
-        p = np.arange(37).astype(dtype)
-        for bounds in ((0, 36), (0, 20), (5, 36)):
-            backend.of(p).outside(p, *bounds)
-
-
 def finite_range():
     """The range of what is finite, which observers that count ask for."""
     x = data((9, 28))
@@ -163,6 +155,5 @@ EVERYTHING = {
     **{name: lambda make=make: optimizer(make) for name, make in OPTIMIZERS.items()},
     "metrics": distances,
     "minmax_finite": finite_range,
-    "outside": qparams_outside,
     "LearnableFakeQuantize": learnable_starts,
 }

@@ -11,7 +11,9 @@ from test_layouts import LAYOUTS
 from twins import Both, install
 
 SOME = ("Fortran", "reversed", "every second", "unaligned")
-by_layout = pytest.mark.parametrize("layout", SOME)
+by_layout = pytest.mark.parametrize(
+    "layout", [pytest.param(k, marks=() if k == "unaligned" else pytest.mark.full) for k in SOME]
+)
 
 #: float32 is what all other tests take.
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float64)
@@ -26,7 +28,14 @@ def both(monkeypatch):
     assert both.called
 
 
-@pytest.mark.parametrize("what", EVERYTHING)
+#: Searches of large histograms take the simulator long; test_cuda_histogram.py has small ones.
+LONG = ("MSEObserver", "EntropyObserver")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(k, marks=pytest.mark.full if k in LONG else ()) for k in EVERYTHING],
+)
 def test_kernels(what):
     EVERYTHING[what]()
 
@@ -43,7 +52,13 @@ def test_layouts_of_optimizers(rule, layout):
     every_kernel.optimizer(OPTIMIZERS[rule], lay=LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(d, id=np.dtype(d).name, marks=() if d is np.float16 else pytest.mark.full)
+        for d in DTYPES
+    ],
+)
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "determine_qparams"])
 def test_dtypes(name, dtype):
     every_kernel.op(name, dtype)

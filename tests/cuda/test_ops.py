@@ -18,7 +18,16 @@ if not SIMULATED:
 
 PLACES = ("C", "Fortran", "first axis last", "reversed", "every second", "window", "unaligned")
 LAY = LAYOUTS | {"C": np.copy}
-by_place = pytest.mark.parametrize("place", PLACES)
+
+
+def by_place(*usual):
+    """Every place; those that are not usual take the simulator minutes."""
+    marks = {place: () if place in usual else pytest.mark.full for place in PLACES}
+    return pytest.mark.parametrize("place", [pytest.param(p, marks=m) for p, m in marks.items()])
+
+
+#: Whole vectors, their tails, and more than a block.
+LENGTHS = (5, 257) if SIMULATED else (1, 2, 3, 4, 5, 15, 16, 17, 33, 257)
 
 
 def every_call(name, shapes=SHAPES):
@@ -44,7 +53,7 @@ def strides(y):
     return [s for s, n in zip(found, y.shape, strict=True) if n > 1]
 
 
-@by_place
+@by_place("every second")
 @pytest.mark.parametrize("name", CALLS)
 def test_bits(name, place):
     for shape, axis in every_call(name):
@@ -57,7 +66,7 @@ def test_bits(name, place):
                 assert strides(y) == strides(z), (shape, axis)
 
 
-@by_place
+@by_place("reversed")
 @pytest.mark.parametrize("name", CALLS)
 def test_qparams_lie_anywhere(name, place):
     shape, axis = every_call(name)[0]
@@ -69,8 +78,7 @@ def test_qparams_lie_anywhere(name, place):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_length(name):
-    """Whole vectors, their tails, and more than a block."""
-    for n in (1, 2, 3, 4, 5, 15, 16, 17, 33, 257):
+    for n in LENGTHS:
         shape = (2, 4 * n) if "group" in name else (n,) if fits(name, (n,)) else (2, n)
         axis = axes(name, shape)[-1]
         got = results(name, on_device(arguments(name, shape, axis)))
@@ -81,7 +89,8 @@ def result_or_error(name, kwargs):
     try:
         return to_host(results(name, kwargs))
     except ValueError as error:
-        return str(error)
+        found = str(error)
+    return found
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -95,7 +104,7 @@ def test_no_elements(name):
             assert_same(got, expected, (shape, axis))
 
 
-@by_place
+@by_place("unaligned")
 @pytest.mark.parametrize("name", WITH_OUT)
 def test_out(name, place):
     shape, axis = every_call(name)[0]
