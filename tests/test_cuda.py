@@ -16,7 +16,19 @@ TESTS = Path(__file__).parent
 
 def test_in_the_simulator():
     """tests/cuda in a process of its own, as a process either simulates or does not."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "cuda"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "load",
+        "-p",
+        "no:cacheprovider",
+        "cuda",
+    ]
     env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     got = subprocess.run(command, cwd=TESTS, env=env, capture_output=True, text=True)
     assert got.returncode == 0, got.stdout[-10_000:] + got.stderr[-2_000:]

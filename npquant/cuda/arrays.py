@@ -241,7 +241,7 @@ class Simulator:
 
 def _memory(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The simulator's memory as a kernel sees it; its owner keeps it alive."""
-    held = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     found: np.ndarray[Any, Any] = np.ndarray((count,), dtype, held)
     return found
 

@@ -102,7 +102,7 @@ def test_linear_clip(bins, codes):
     both(cpu.clip_linear, twins.clip_linear, [counts], [np.zeros(2, np.float32)], call)
 
 
-@pytest.mark.parametrize("bits", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("bits", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "name", [f"clip_{n}{s}" for n in ("percentile", "mse", "entropy") for s in ("", "_symmetric")]
 )

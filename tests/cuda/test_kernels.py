@@ -29,7 +29,7 @@ def both(monkeypatch):
 
 
 #: Searches of large histograms take the simulator long; test_cuda_histogram.py has small ones.
-LONG = ("MSEObserver", "EntropyObserver")
+LONG = ("MSEObserver", "EntropyObserver", "LearnableFakeQuantize")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ def by_place(*usual):
 
 
 #: Whole vectors, their tails, and more than a block.
+#: The simulator takes seconds for a reduction of some hundred elements.
+SLOW = ("fake_quantize_learnable", "fused")
 LENGTHS = (5, 257) if SIMULATED else (1, 2, 3, 4, 5, 15, 16, 17, 33, 257)
 
 
@@ -78,7 +80,7 @@ def test_qparams_lie_anywhere(name, place):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_length(name):
-    for n in LENGTHS:
+    for n in LENGTHS[: 1 if SIMULATED and name.startswith(SLOW) else None]:
         shape = (2, 4 * n) if "group" in name else (n,) if fits(name, (n,)) else (2, n)
         axis = axes(name, shape)[-1]
         got = results(name, on_device(arguments(name, shape, axis)))
@@ -137,7 +139,7 @@ def test_host_and_device_do_not_mix(name):
     everywhere = on_device(kwargs)
     arrays = [key for key in kwargs if kwargs[key] is not everywhere[key]]
     for key in arrays[1:]:
-        if key not in STATE and np.size(kwargs[key]) == 1:
+        if not (name.startswith("fused") and key in STATE) and np.size(kwargs[key]) == 1:
             continue  # one number may come from anywhere
         with pytest.raises(TypeError, match=key) as error:
             results(name, everywhere | {key: kwargs[key]})
