@@ -81,9 +81,12 @@ def test_the_compiler_is_not_interrupted():
     entries, go_on = {}, threading.Event()
 
     def compile_(key):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert go_on.wait(60)
-        return "entry"
+        # Again if need be: Python misses one that comes just before it begins to wait.
+        for _ in range(10):
+            os.kill(os.getpid(), signal.SIGINT)
+            if go_on.wait(6):
+                return "entry"
+        raise AssertionError("the interrupt did not arrive")
 
     with pytest.raises(KeyboardInterrupt):
         target._once(entries, "key", compile_)
