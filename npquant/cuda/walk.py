@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.walk import reordered
-from npquant.cuda.arrays import DeviceArray, contiguous_strides
+from npquant.cuda.arrays import DeviceArray
 from npquant.cuda.target import THREADS, Kernel, Types, cuda
 from npquant.layout import Granularity, Layout
 
@@ -124,5 +124,3 @@ def _make_copy(itemsize: int) -> tuple[Callable[..., None], Types]:
 
 
 _copy = Kernel(_make_copy, "copy_strided")
-
-__all__ = ["contiguous_strides", "copy", "in_memory_order", "packed", "pieces"]
