@@ -8,6 +8,7 @@ piece into buffers that stay in cache, so no temporary of the size of the input 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,18 @@ def pieces(
 
     layout = Layout(granularity.channels, granularity.inner)
     size = arrays[0].size
-    buffers = [None if a is None else np.empty(min(PIECE, size), a.dtype) for a in outputs]
+    buffers = [a if a is None else _buffer(a, min(PIECE, size)) for a in (*inputs, *outputs)]
     for first in range(0, size, PIECE):
-        span = slice(first, min(first + PIECE, size))
-        packed: list[Any] = [a.flat[span] for a in inputs]
-        results = [b if b is None else b[: span.stop - first] for b in buffers]
+        stop = min(first + PIECE, size)
+        packed = [_packed(a, first, stop, b) for a, b in zip(inputs, buffers, strict=False)]
+        results = [
+            a if a is None else _room(a, first, stop, b)
+            for a, b in zip(outputs, buffers[len(inputs) :], strict=True)
+        ]
         yield layout, first, packed + results
         for a, result in zip(outputs, results, strict=True):
-            if a is not None:
-                a.flat[span] = result
+            if a is not None and result is not None:
+                _unpack(a, first, stop, result)
 
 
 def _in_memory_order(
@@ -72,6 +76,60 @@ def _in_memory_order(
 
 def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
     return (a if order is None else a.transpose(order)).reshape(-1)
+
+
+def _buffer(a: Array, size: int) -> Array | None:
+    """Room for a piece, of an array that has none of its own."""
+    return None if plain(a) else np.empty(size, a.dtype)
+
+
+def _packed(a: Array, first: int, stop: int, buffer: Array | None) -> Array:
+    """The elements [first, stop) in C order."""
+    flat = _room(a, first, stop, buffer)
+    if buffer is not None:
+        for part, its in _parts(a, first, stop, flat):
+            np.copyto(its, part)
+    return flat
+
+
+def _room(a: Array, first: int, stop: int, buffer: Array | None) -> Array:
+    """Where the elements [first, stop) are to be flat: in the array itself, or in its buffer."""
+    return a.reshape(-1)[first:stop] if buffer is None else buffer[: stop - first]
+
+
+def _unpack(a: Array, first: int, stop: int, flat: Array) -> None:
+    """Bring the elements [first, stop) from where they are flat to where they belong."""
+    if not plain(a):
+        for part, its in _parts(a, first, stop, flat):
+            np.copyto(part, its)
+
+
+def _parts(a: Array, first: int, stop: int, flat: Array) -> Iterator[tuple[Array, Array]]:
+    """Views of `a` that make up [first, stop), each with its piece of `flat` in the same shape."""
+    k = 0
+    for box in _boxes(a.shape, first, stop):
+        part = a[(*box, ...)]
+        yield part, flat[k : k + part.size].reshape(part.shape)
+        k += part.size
+
+
+def _boxes(shape: tuple[int, ...], first: int, stop: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices of the boxes that make up the elements [first, stop) of a shape, in C order."""
+    if len(shape) < 2:
+        yield (slice(first, stop),) if shape else ()
+        return
+    within = prod(shape[1:])
+    (row, skip), (last, rest) = divmod(first, within), divmod(stop, within)
+    if row == last:
+        yield from ((row, *box) for box in _boxes(shape[1:], skip, rest))
+        return
+    if skip:
+        yield from ((row, *box) for box in _boxes(shape[1:], skip, within))
+        row += 1
+    if row < last:
+        yield (slice(row, last),)
+    if rest:
+        yield from ((last, *box) for box in _boxes(shape[1:], 0, rest))
 
 
 def channel_pieces(
@@ -100,19 +158,20 @@ def channel_pieces(
         arrays = [np.moveaxis(a, granularity.axis, 0) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     some, length = max(1, PIECE // count), min(count, PIECE // tile * tile)
-    buffers = [np.empty(some * length, a.dtype) for a in outputs]
-    views = arrays[: len(inputs)], arrays[len(inputs) :]
+    buffers = [_buffer(a, some * length) for a in arrays]
     for c in range(0, granularity.channels, some):
         channels = slice(c, min(c + some, granularity.channels))
         for e in range(0, count, length):
             m = min(length, count - e)
-            span = slice(c * count + e, (channels.stop - 1) * count + e + m)
-            packed = [a.flat[span] for a in views[0]]
-            results = [b[: span.stop - span.start] for b in buffers]
+            first, stop = c * count + e, (channels.stop - 1) * count + e + m
+            flat = [
+                (_packed if i < len(inputs) else _room)(a, first, stop, b)
+                for i, (a, b) in enumerate(zip(arrays, buffers, strict=True))
+            ]
             tiles = slice(e // tile, -(-(e + m) // tile))
-            yield Layout(channels.stop - c, m), channels, tiles, packed + results
-            for a, result in zip(views[1], results, strict=True):
-                a.flat[span] = result
+            yield Layout(channels.stop - c, m), channels, tiles, flat
+            for a, result in zip(arrays[len(inputs) :], flat[len(inputs) :], strict=True):
+                _unpack(a, first, stop, result)
 
 
 def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:
