@@ -32,6 +32,9 @@ BLOCK, LONG = 32, 512
 _OF_BLOCKS = np.uintp(2**64 - BLOCK)
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
+#: Elements of a row that are done together, so that what belongs to them stays in the first cache;
+#: and of how many rows, so that memory is read in order nevertheless.
+NEAR, AT_ONCE = 1024, 32
 
 #: The types of numbers among the qparams and of constants.
 NUMBERS: dict[str, Any] = {
@@ -110,24 +113,21 @@ class Elementwise:
             columns = table.empty(kind)
             period = _repeated(channels * inner)
             start = begin - (first + begin) % period  # of the period that `begin` lies in
-            for row in range(0, period, table.ROWS):
-                rows = min(table.ROWS, period - row)
-                i = start + row
-                if i + rows <= begin:
-                    i += period
-                if i >= end:
-                    continue
-                table.fill(columns, row, rows, parameters, x, scale, zero_point,
+            for part in range(0, period, table.ROWS):
+                rows = min(table.ROWS, period - part)
+                table.fill(columns, part, rows, parameters, x, scale, zero_point,
                            channels, inner, constants, y)  # fmt: skip
-                while i < end:
-                    above, below = max(begin - i, 0), min(end - i, rows)
-                    base, at_row = np.uintp(i + above), np.uintp(above)
-                    for k in range(np.uintp(below - above)):
-                        p = table.take(columns, at_row + k, kind)
-                        value, inside = element(each(x, base + k), p, constants, y)
-                        store(y, base + k, value)
-                        store(mask, base + k, inside)
-                    i += period
+                for top in range(start + part, end, AT_ONCE * period):
+                    for row in range(0, rows, NEAR):
+                        stop = min(row + NEAR, rows) - row
+                        for i in range(top + row, min(top + AT_ONCE * period, end), period):
+                            above, below = max(begin - i, 0), min(end - i, stop)
+                            base, at_row = np.uintp(i + above), np.uintp(row + above)
+                            for k in range(np.uintp(max(below - above, 0))):
+                                p = table.take(columns, at_row + k, kind)
+                                value, inside = element(each(x, base + k), p, constants, y)
+                                store(y, base + k, value)
+                                store(mask, base + k, inside)
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide = wide
