@@ -140,8 +140,8 @@ class Goal:
 GOALS = {
     goal.name: goal
     for goal in (
-        Goal("copy, 64 Mi", "64 Mi elements, elementwise, any layout but the strided slice: at most "
-             "1.1 times the copy of the same bytes, 1.25 of two-byte and smaller inputs",
+        Goal("copy, 64 Mi", "64 Mi elements, elementwise, any layout but the strided slice: at "
+             "most 1.1 times the copy of the same bytes, 1.25 of two-byte and smaller inputs",
              to_copy, copy_beyond, at_most=True),
         Goal("copy, in cache", "64 Ki to 1 Mi elements: at most 1.5 times the copy for float32 per "
              "tensor, channel and token at 1 Mi, else 2.5", to_copy, copy_in_cache, at_most=True),

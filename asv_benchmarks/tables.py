@@ -181,61 +181,108 @@ def goals_table(rows: list[Row]) -> str:
 
 
 class At:
-    """The rows by op, layout and size, of the dtype that comes first."""
+    """The rows by op, dtype, layout and size, and which of these an op is usually measured in."""
 
     def __init__(self, rows: list[Row]) -> None:
-        self.dtypes: dict[str, str] = {}
-        for row in rows:
-            usual = row["dtype"] in ("float32", "float32 -> int8", "int8 -> float32")
-            if usual or row["op"] not in self.dtypes:
-                self.dtypes[row["op"]] = row["dtype"]
-        self._rows = {
-            (row["op"], row["layout"], count(row["size"])): row
-            for row in rows
-            if row["dtype"] == self.dtypes[row["op"]]
+        self.rows = rows
+        self._cells = {_key(row): row for row in rows}
+        self._usual = {
+            row["op"]: (row["dtype"], row["layout"]) for row in reversed(rows) if _usual(row)
         }
 
-    def layouts(self) -> list[tuple[str, str]]:
-        """Every op with its layouts, in the order of the rows."""
-        return list(dict.fromkeys((op, layout) for op, layout, _ in self._rows))
+    def ops(self) -> list[str]:
+        return list(dict.fromkeys(row["op"] for row in self.rows))
 
-    def text(self, column: Column, op: str, layout: str, size: str) -> str:
-        row = self._rows.get((op, layout, size))
+    def usual(self, op: str) -> tuple[str, str]:
+        """The dtype and the layout of most of its cells."""
+        first = next(row for row in self.rows if row["op"] == op)
+        return self._usual.get(op, (first["dtype"], first["layout"]))
+
+    def text(self, column: Column, op: str, size: str, **other: str) -> str:
+        dtype, layout = self.usual(op)
+        cell = op, other.get("dtype", dtype), other.get("layout", layout), size
+        row = self._cells.get(cell)
         return "" if row is None else column.text(row)
 
+    def label(self, row: Row) -> str:
+        """What sets a cell apart from the others of its op."""
+        dtype, layout = self.usual(row["op"])
+        parts = [row["dtype"]] * (row["dtype"] != dtype) + [row["layout"]] * (
+            row["layout"] != layout
+        )
+        return ", ".join([*parts, count(row["size"])])
 
-def ops_table(rows: list[Row]) -> str:
-    """A line an op and layout: the call, in the cache, beyond it."""
-    at = At(rows)
+
+def _key(row: Row) -> tuple[str, str, str, str]:
+    return row["op"], row["dtype"], row["layout"], count(row["size"])
+
+
+def _usual(row: Row) -> bool:
+    """Of an op's cells, only those in its centre have these sizes."""
+    return count(row["size"]) in ("16", "1 Ki")
+
+
+def ops_table(at: At) -> str:
+    """A line an op: the call, in the cache, beyond it."""
     shown = (
-        ("us, 16", OWN_TIME, "16"), ("over dispatch", OVER, "16"), ("torch, 16", TO_TORCH, "16"),
-        ("copy, 1 Mi", TO_COPY, "1 Mi"), ("best peer", TO_BEST, "1 Mi"),
-        ("torch", TO_TORCH, "1 Mi"), ("threads", THREADS, "1 Mi"),
-        ("copy, 64 Mi", TO_COPY, "64 Mi"), ("best peer", TO_BEST, "64 Mi"),
+        ("16: us", OWN_TIME, "16"), ("over dispatch", OVER, "16"), ("best peer", TO_BEST, "16"),
+        ("1 Mi: us", OWN_TIME, "1 Mi"), ("copy", TO_COPY, "1 Mi"), ("best peer", TO_BEST, "1 Mi"),
+        ("PyTorch", TO_TORCH, "1 Mi"), ("threads", THREADS, "1 Mi"),
+        ("64 Mi: copy", TO_COPY, "64 Mi"), ("best peer", TO_BEST, "64 Mi"),
     )  # fmt: skip
     lines = [
-        (op, layout, *(at.text(column, op, layout, size) for _, column, size in shown))
-        for op, layout in at.layouts()
+        (f"`{op}`", at.usual(op)[1], *(at.text(column, op, size) for _, column, size in shown))
+        for op in at.ops()
     ]
     return table(("op", "layout", *(name for name, _, _ in shown)), lines, left=2)
 
 
-def misses(rows: list[Row]) -> str:
+#: Ops that are one in all layouts, by how their names begin and end.
+FAMILIES = {
+    "quantize": ("quantize_per", ""),
+    "dequantize": ("dequantize", ""),
+    "fake quantize": ("fake_quantize_per", "_affine"),
+    "with mask": ("fake_quantize_per", "_cachemask"),
+    "learnable": ("fake_quantize_learnable", "_affine"),
+    "its backward": ("fake_quantize_learnable", "_backward"),
+    "AdaRound": ("adaround_soft", "soft"),
+    "its backward ": ("adaround_soft", "_backward"),
+}
+
+
+def families_table(at: At, axis: str) -> str:
+    """Ratios to the copy at 1 Mi and 64 Mi elements: along one axis, the families across."""
+    usual = {at.usual(op) for op in at.ops()}
+    lines = []
+    for value in dict.fromkeys(row[axis] for row in at.rows if not row["work"]):
+        cells = []
+        for begin, end in FAMILIES.values():
+            ops = [op for op in at.ops() if op.startswith(begin) and op.endswith(end)]
+            both = (
+                [at.text(TO_COPY, op, size, **{axis: value}) for size in ("1 Mi", "64 Mi")]
+                for op in ops
+            )
+            cells.append(next((" / ".join(filter(None, pair)) for pair in both if any(pair)), ""))
+        if any(cells) and (axis == "layout" or value not in usual):
+            lines.append((value, *cells))
+    return table((axis, *FAMILIES), lines)
+
+
+def misses(at: At) -> str:
     """Every cell that misses a goal, under the goal, a line an op."""
     parts = []
     for goal in GOALS.values():
-        _, missed = judged(goal, rows)
+        _, missed = judged(goal, at.rows)
         if not missed:
             continue
         by_op: dict[str, list[str]] = defaultdict(list)
         for row in missed:
             value, target = goal.of(row) or (0.0, 0.0)
-            cell = f"{row['dtype']}, {row['layout']}, {count(row['size'])}"
-            peer = f" ({goals.best(row)})" if goal.name == "any peer" else ""
-            by_op[row["op"]].append(f"{cell}: {number(value)} for {number(target)}{peer}")
-        parts += [f"### Missed: {goal.name}", "", f"{goal.text[0].upper()}{goal.text[1:]}.", ""]
-        parts += [f"* `{op}`: {'; '.join(cells)}" for op, cells in by_op.items()] + [""]
-    return "\n".join(parts)
+            peer = f" {goals.best(row)}" if goal.name == "any peer" else ""
+            by_op[row["op"]].append(f"{at.label(row)}:{peer} {number(value)} for {number(target)}")
+        parts.append(f"**{goal.text[0].upper()}{goal.text[1:]}.** Missed by {len(missed)} cells:")
+        parts.append("\n".join(f"* `{op}`: {'; '.join(cells)}" for op, cells in by_op.items()))
+    return "\n\n".join(parts)
 
 
 def full_table(rows: list[Row]) -> str:
@@ -245,65 +292,78 @@ def full_table(rows: list[Row]) -> str:
     )
 
 
-#: What the README shows: the op, its layout and the sizes.
+#: The ops that the README shows.
 README = (
-    ("quantize_per_tensor", "tensor"),
-    ("quantize_per_channel", "64 channels, first axis"),
-    ("quantize_per_channel_group", "groups of 128"),
-    ("dequantize_per_tensor", "tensor"),
-    ("fake_quantize_per_tensor_affine", "tensor"),
-    ("fake_quantize_per_channel_affine", "64 channels, first axis"),
-    ("fake_quantize_per_tensor_affine_cachemask", "tensor"),
-    ("fake_quantize_learnable_per_tensor_affine_backward", "tensor"),
-    ("choose_qparams", "tensor"),
-    ("AdaroundStep", "tensor"),
-    ("HistogramObserver", "tensor"),
+    "quantize_per_tensor",
+    "quantize_per_channel",
+    "quantize_per_token",
+    "quantize_per_channel_group",
+    "dequantize_per_tensor",
+    "fake_quantize_per_tensor_affine",
+    "fake_quantize_per_channel_affine",
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_learnable_per_tensor_affine_backward",
+    "choose_qparams",
+    "AdaroundStep",
+    "HistogramObserver",
 )
 
 
 def readme(facts: dict[str, str], rows: list[Row]) -> str:
     at = At(rows)
     columns = OWN_TIME, TO_COPY, BEST, TO_BEST, TO_TORCH
-    names = "npquant, us", "of the copy's time", "best peer", "its time", "PyTorch's time"
+    names = "us", "npquant/copy", "best peer", "best peer/npquant", "PyTorch/npquant"
     lines = [
-        (op, layout, *(at.text(column, op, layout, "1 Mi") for column in columns))
-        for op, layout in README
-        if (op, layout) in at.layouts()
+        (f"`{op}`", at.usual(op)[1], *(at.text(column, op, "1 Mi") for column in columns))
+        for op in README
+        if op in at.ops()
     ]
-    body = table(("op, 1 Mi float32", "layout", *names), lines, left=2)
-    misses = sum(any(goal.missed(row) for goal in GOALS.values()) for row in rows)
-    note = (
-        "Times of the copy and of peers are ratios to npquant's; `!` marks a missed goal: "
-        f"{misses} of {len(rows)} cells miss one, [all of them listed](docs/performance.md)."
+    short = sum(any(goal.missed(row) for goal in GOALS.values()) for row in rows)
+    return paragraphs(
+        made_with(facts),
+        table(("1 Mi float32", "layout", *names), lines, left=2),
+        "Ratios of times; `!` where a goal is missed. "
+        f"{short} of {len(rows)} cells of the matrix miss one: "
+        "[each is named](docs/performance.md#what-misses-its-goal).",
     )
-    return "\n\n".join((made_with(facts), body, note)) + "\n"
 
 
 def performance(facts: dict[str, str], rows: list[Row]) -> str:
-    parts = [
+    at = At(rows)
+    return paragraphs(
         made_with(facts),
         goals_table(rows),
-        "Ratios: to the copy's time as npquant's share (less is better), of a peer's time to "
-        "npquant's (more is better). `!` where a goal is missed.",
-        ops_table(rows),
-    ]
-    return "\n\n".join(parts) + "\n"
+        "### By op",
+        "Of each op the dtype and layout that come first. Microseconds, and ratios of times: copy is "
+        "npquant's to that of the copy, where less is better; of a peer to npquant's and of one "
+        "thread to two, more is better. `!` where a goal is missed.",
+        ops_table(at),
+        "### By layout",
+        "npquant's time to the copy's, at 1 Mi elements and, after the stroke, at 64 Mi.",
+        families_table(at, "layout"),
+        "### By dtype",
+        "The same, in the layout that comes first.",
+        families_table(at, "dtype"),
+        "### What misses its goal",
+        misses(at) or "Nothing.",
+    )
 
 
 def everything(facts: dict[str, str], rows: list[Row]) -> str:
-    parts = [
+    return paragraphs(
         "# Performance: every figure",
-        "Made by `asv_benchmarks/tables.py`; what the columns mean, and why goals are missed, is in "
-        "[performance](performance.md).",
+        "Made by `asv_benchmarks/tables.py`; what the columns mean, and why goals are missed, is "
+        "in [performance](performance.md).",
         made_with(facts),
-        "## What misses its goal",
-        misses(rows),
         "## Every cell",
         NOTE,
         full_table(rows),
         "## Peers that do not compute a cell",
         "\n".join(f"* {line.replace('<', '&lt;')}" for line in refusals(rows)) or "None.",
-    ]
+    )
+
+
+def paragraphs(*parts: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 

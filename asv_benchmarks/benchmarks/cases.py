@@ -138,8 +138,7 @@ def _rows(n: int) -> tuple[int, int]:
 
 def _grouped(size: int, n: int, order: str = "") -> Layout:
     rows, length = _rows(n)
-    shape = _split(rows, length, order)
-    return per_group(*shape, size=min(size, length), order=order)
+    return per_group(rows, length, size=min(size, length), order=order)
 
 
 def _split(rows: int, length: int, order: str) -> tuple[int, ...]:
@@ -175,7 +174,9 @@ LAYOUTS: dict[str, Make] = {
     },
     "groups of 32": partial(_grouped, 32),
     "groups of 128": partial(_grouped, 128),
-    **{f"groups of 128, {order}": partial(_grouped, 128, order=order) for order in ORDERS},
+    # Two axes, as the ops want them.
+    "groups of 128, Fortran": partial(_grouped, 128, order="Fortran"),
+    "groups of 128, strided": partial(_grouped, 128, order="strided"),
 }
 
 
@@ -476,7 +477,7 @@ TO_CODES = (
 )
 FROM_CODES = tuple(" -> ".join(reversed(dtype.split(" -> "))) for dtype in TO_CODES)
 TO_INT8 = ("float32 -> int8", "float16 -> int8", "bfloat16 -> int8", "float64 -> int8")
-CASTS = ("float32 -> bfloat16", *(f"float32 -> {codes}" for codes in ("float16", *OTHERS)))
+CASTS = ("float32 -> bfloat16", "float32 -> float16", *TO_CODES[:5])  # but int4
 
 LINEAR = ("torch decomposed", "torch quantized", "onnxruntime", "numpy", "torch.compile")
 DECOMPOSED = ("torch decomposed", "numpy", "torch.compile")

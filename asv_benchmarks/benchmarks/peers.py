@@ -204,9 +204,9 @@ def _model(onnx: Any, case: Case, inputs: Inputs) -> Any:
     layout, helper = inputs.layout, onnx.helper
     backwards = case.op.startswith("dequantize")
     kinds = [helper.np_dtype_to_tensor_dtype(d) for d in (inputs.floating, inputs.target)]
-    attributes = {"axis": 1, "block_size": layout.group[0]} if layout.group else {}
-    elif layout.scales:
-        attributes = {"axis": layout.axis[0] if layout.axis else 0}
+    attributes = {"axis": layout.axis[0] if layout.axis else 0} if layout.scales else {}
+    if layout.group:
+        attributes = {"axis": 1, "block_size": layout.group[0]}
     shape = layout.scales if layout.group else (-1,) if layout.scales else ()
     scales = inputs.scales.reshape(shape).astype(inputs.floating)
     zero_points = inputs.zero_points.reshape(shape).astype(inputs.target)

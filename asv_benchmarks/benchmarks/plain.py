@@ -200,7 +200,7 @@ EXPRESSIONS: dict[str, Callable[[Plain], Any]] = {
     "fake_quantize_per_tensor_affine": fake,
     "fake_quantize_per_channel_affine": fake,
     "fake_quant_per_channel": fake,
-    **{name: fake_and_mask for name in _MASKED.split()},
+    **dict.fromkeys(_MASKED.split(), fake_and_mask),
     "fake_quantize_per_tensor_affine_cachemask_tensor_qparams": fake_and_mask,
     "fake_quant_per_channel_cachemask": fake_and_mask,
     **{f"{name}_backward": masked for name in _MASKED.split()},

@@ -107,7 +107,7 @@ def torch_optimizer(name: str, **options: Any) -> Callable[[Any, Inputs], Call]:
 
 
 def channel(i: Inputs) -> dict[str, int]:
-    return {"ch_axis": axis for axis in i.layout.axis}
+    return {"ch_axis": i.layout.axis[0]} if i.layout.axis else {}
 
 
 def observer(name: str) -> Callable[[Inputs], Call]:
