@@ -290,7 +290,8 @@ def main(argv: list[str] | None = None) -> int:
             rows.append(row)
             kept(options.json, facts, rows)
         printer.row(row)
-    print("", *tables.summary(rows), "", *tables.refusals(rows), sep="\n")
+    print("", *tables.summary(rows), "", "What peers do not compute:", sep="\n")
+    print(*tables.refusals(rows), sep="\n")
     return 0
 
 

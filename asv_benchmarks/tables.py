@@ -143,15 +143,18 @@ def judged(goal: Goal, rows: list[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def refusals(rows: list[Row]) -> list[str]:
-    """The peers that do not compute a cell, and what they say."""
-    said: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    """The peers that do not compute a cell, what they say, and of which ops and dtypes."""
+    said: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for name, why in row["absent"].items():
-            said[name, row["op"], why].append(f"{row['dtype']}")
+            said[name, why][row["op"]].append(row["dtype"])
     return [
-        f"{name} does not compute {op}, {', '.join(dict.fromkeys(dtypes))} "
-        f"({len(dtypes)} cells): {why}"
-        for (name, op, why), dtypes in sorted(said.items())
+        f"{name}: {why}: "
+        + "; ".join(
+            f"{op}, {len(dtypes)} cells of {', '.join(dict.fromkeys(dtypes))}"
+            for op, dtypes in ops.items()
+        )
+        for (name, why), ops in sorted(said.items())
     ]
 
 
@@ -334,7 +337,7 @@ def performance(facts: dict[str, str], rows: list[Row]) -> str:
         made_with(facts),
         goals_table(rows),
         "### By op",
-        "Of each op the dtype and layout that come first. Microseconds, and ratios of times: copy is "
+        "Of each op the usual dtype and layout. Microseconds, and ratios of times: copy is "
         "npquant's to that of the copy, where less is better; of a peer to npquant's and of one "
         "thread to two, more is better. `!` where a goal is missed.",
         ops_table(at),

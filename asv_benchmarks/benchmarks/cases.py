@@ -23,6 +23,8 @@ Array = np.ndarray[Any, Any]
 Call = Callable[[], Any]
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
+#: Of optimizers and of AdaRound's V.
+PRECISIONS = ("float32", "float64")
 
 #: The least and the greatest code of each quantized dtype.
 BOUNDS = {
@@ -111,10 +113,10 @@ Make = Callable[[int], Layout]
 
 
 def _cut(n: int, *most: int) -> tuple[int, ...]:
-    """A shape of about n elements: the first axes at most so long, the last as long as it takes."""
+    """A shape of about n elements: powers of two, at most so long, and last what is left."""
     shape: list[int] = []
     for length in most:
-        shape.append(max(1, min(length, isqrt(n))))
+        shape.append(1 << min(length, isqrt(n)).bit_length() - 1)
         n //= shape[-1]
     return *shape, n
 
@@ -255,7 +257,9 @@ class Inputs:
 
     @cached_property
     def V(self) -> Array:
-        return self._laid(lambda n: np.random.default_rng(7).normal(0, 2, n), self.floating)
+        """Rounding, in the precision that ops compute in."""
+        compute = np.float64 if self.floating == np.float64 else np.float32
+        return self._laid(lambda n: np.random.default_rng(7).normal(0, 2, n), compute)
 
     @property
     def qparams(self) -> tuple[Any, ...]:
@@ -477,6 +481,8 @@ TO_CODES = (
 )
 FROM_CODES = tuple(" -> ".join(reversed(dtype.split(" -> "))) for dtype in TO_CODES)
 TO_INT8 = ("float32 -> int8", "float16 -> int8", "bfloat16 -> int8", "float64 -> int8")
+#: AdaRound's codes are added to in float32.
+TO_SMALL_INTEGERS = tuple(d for d in TO_CODES if not d.endswith(("int32", "float8_e4m3fn")))
 CASTS = ("float32 -> bfloat16", "float32 -> float16", *TO_CODES[:5])  # but int4
 
 LINEAR = ("torch decomposed", "torch quantized", "onnxruntime", "numpy", "torch.compile")
@@ -530,10 +536,10 @@ SPECS = (
 
     *specs("adaround_init", start_rounding, EVERY_GRAIN, FLOATS, OURS),
     *specs("adaround_soft adaround_hard", rounding, EVERY_GRAIN, FLOATS, OURS),
-    *specs("adaround_codes", rounding_to_codes, EVERY_GRAIN, TO_CODES, OURS),
+    *specs("adaround_codes", rounding_to_codes, EVERY_GRAIN, TO_SMALL_INTEGERS, OURS),
     *specs("adaround_soft_backward", rounding_backward, EVERY_GRAIN, FLOATS, OURS),
     *specs("adaround_regularizer adaround_regularizer_backward",
-           regularize, TENSORS, FLOATS, OURS),
+           regularize, TENSORS, PRECISIONS, OURS),
 
     *specs("choose_qparams", choose, TENSORS, TO_INT8, DECOMPOSED),
     *specs("choose_qparams_symmetric", choose, TENSORS, TO_INT8, DECOMPOSED),

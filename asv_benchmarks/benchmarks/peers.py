@@ -121,9 +121,10 @@ def decomposed(case: Case, inputs: Inputs) -> Call:
 def quantized(case: Case, inputs: Inputs) -> Call | None:
     """torch.quantize_per_tensor or per_channel, to a quantized tensor, and back from one."""
     torch, name = _torch(), _QUANTIZED.get(inputs.target.name)
-    if name is None or inputs.floating != np.float32 or inputs.layout.group:
-        return None
     layout, backwards = inputs.layout, case.op.startswith("dequantize")
+    many = layout.group or (layout.grain == "token" and len(layout.shape) > 2)
+    if name is None or inputs.floating != np.float32 or many:
+        return None
     data = _to_torch(inputs.codes if backwards else inputs.x)
     dtype = () if backwards else (getattr(torch, name),)
     if not layout.scales:

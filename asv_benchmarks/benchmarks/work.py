@@ -21,6 +21,7 @@ from npquant.optim import SGD, Adam
 from .cases import (
     FLOATS,
     NARROW_TOKENS,
+    PRECISIONS,
     TENSORS,
     TO_INT8,
     Call,
@@ -214,8 +215,8 @@ _FIRST_AXIS = ("64 channels, first axis", "64 channels, last axis", "64 channels
 SPECS: tuple[Spec, ...] = (
     *works("BareDispatch", read, ["tensor"], ["float32"], (), sizes=(16,)),
     *works("DynamicQuantizePerToken", read, NARROW_TOKENS, TO_INT8, (*_WITH_TORCH, "numpy")),
-    *works("AdaroundStep", read_twice, ["tensor"], FLOATS[::3], _WITH_TORCH),
-    *works("SGD Adam", read_twice, TENSORS[:1], FLOATS[::3], _WITH_TORCH),
+    *works("AdaroundStep", read_twice, ["tensor"], PRECISIONS, _WITH_TORCH),
+    *works("SGD Adam", read_twice, TENSORS[:1], PRECISIONS, _WITH_TORCH),
     *works(" ".join(OBSERVERS), read, TENSORS, FLOATS, _WITH_TORCH),
     *works(" ".join(CHANNEL_OBSERVERS), read, _FIRST_AXIS, FLOATS, _WITH_TORCH),
     *works(" ".join(COUNTING_OBSERVERS), read, ["tensor"], FLOATS, ()),
