@@ -10,6 +10,8 @@ Row = dict[str, Any]
 
 #: Sizes, in elements: calls that are nothing but overhead, arrays in the cache, arrays beyond it.
 CALL, IN_CACHE, BEYOND = 1 << 10, (1 << 16) - 2048, 60_000_000
+#: From here on it costs as much to allocate a result as to compute it.
+COSTLY = 1 << 22
 #: About 1 Mi: three channels leave a few elements out.
 MEBI = (1 << 20) - 2048
 
@@ -35,9 +37,14 @@ def fake_quantize(row: Row) -> bool:
     return row["op"].startswith("fake_quantize") and not row["op"].endswith("_backward")
 
 
+#: It keeps the memory of its results, and writes to it again.
+REUSING = "onnxruntime"
+
+
 def peer(row: Row, name: str) -> float | None:
-    """How many times as long a peer takes."""
-    return row["peers"][name] / row["npquant"] if name in row["peers"] else None
+    """How many times as long a peer takes; each writes to new memory, or neither."""
+    own = row.get("npquant out", row["npquant"]) if name == REUSING else row["npquant"]
+    return row["peers"][name] / own if name in row["peers"] else None
 
 
 OWN = ("torch", "torch decomposed", "torch work")
@@ -49,7 +56,7 @@ def own(row: Row) -> float | None:
 
 
 def best(row: Row) -> str | None:
-    return min(row["peers"], key=row["peers"].__getitem__, default=None)
+    return min(row["peers"], key=lambda name: peer(row, name), default=None)
 
 
 def to_best(row: Row) -> float | None:
@@ -58,10 +65,10 @@ def to_best(row: Row) -> float | None:
 
 
 def to_copy(row: Row) -> float:
-    """With `out=` it is compared with a copy to memory that is there, else to new memory."""
+    """Both write to memory that is there, or both to new memory where that costs."""
     if "npquant out" in row:
         return float(row["npquant out"] / row["copy"])
-    return float(row["npquant"] / row["copy new"])
+    return float(row["npquant"] / row.get("copy new", row["copy"]))
 
 
 def over_dispatch(row: Row) -> float | None:

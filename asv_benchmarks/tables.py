@@ -61,7 +61,7 @@ LAYOUT = Column("layout", lambda row: row["layout"], width=28)
 SIZE = Column("size", lambda row: count(row["size"]))
 OWN_TIME = Column("npquant", lambda row: row["npquant"])
 OUT_TIME = Column("with out=", lambda row: row.get("npquant out"))
-COPY_TIME = Column("copy", lambda row: row["copy" if "npquant out" in row else "copy new"])
+COPY_TIME = Column("copy", lambda row: row.get("copy new", row["copy"]))
 BEST = Column("best peer", goals.best, width=16)
 BEST_TIME = Column("its time", lambda row: row["peers"].get(goals.best(row)))
 TO_COPY = Column(

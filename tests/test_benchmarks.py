@@ -117,7 +117,7 @@ def row(op="fake_quantize_per_tensor_affine", size=1 << 20, **more):
     return {
         "name": op, "op": op, "dtype": "float32", "layout": "tensor", "shape": str(size),
         "size": size, "grain": "tensor", "order": "", "wide": False, "work": False, "itemsize": 4,
-        "npquant": 150.0, "npquant out": 120.0, "copy": 100.0, "peers": {}, "absent": {},
+        "npquant": 150.0, "copy": 100.0, "peers": {}, "absent": {},
     } | more  # fmt: skip
 
 
@@ -152,11 +152,17 @@ def test_targets(goal, cell, target):
     assert goals.GOALS[goal].target(row(**cell)) == target
 
 
-def test_the_ratio_to_the_copy_is_of_the_same_memory():
-    assert goals.to_copy(row()) == 1.2
-    without = row(**{"copy new": 200.0})
-    del without["npquant out"]
-    assert goals.to_copy(without) == 0.75
+def test_the_ratio_to_the_copy_is_of_the_same_kind_of_memory():
+    assert goals.to_copy(row()) == 1.5
+    assert goals.to_copy(row(**{"npquant out": 120.0})) == 1.2
+    assert goals.to_copy(row(**{"copy new": 200.0})) == 0.75
+
+
+def test_a_peer_that_keeps_its_memory_is_compared_with_a_call_that_has_memory():
+    cell = row(**{"npquant out": 100.0, "peers": {"onnxruntime": 120.0, "numpy": 165.0}})
+    assert goals.peer(cell, "onnxruntime") == 1.2
+    assert goals.best(cell) == "numpy"
+    assert goals.to_best(cell) == 1.1
 
 
 def test_misses():
