@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numba
@@ -177,6 +178,16 @@ def test_a_worse_row_is_further_away():
     goal = goals.GOALS["any peer"]
     rows = [row(peers={"torch": us}) for us in (140.0, 70.0, 160.0)]
     assert tables.judged(goal, rows) == (rows, [rows[1], rows[0]])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells")
+def test_memory_beyond_the_results_is_seen():
+    def call(temporaries):
+        return [np.ones(2 << 20, np.uint8) for _ in range(1 + temporaries)].pop()
+
+    call(4)  # and leaves free memory behind
+    assert compare.beyond_results(partial(call, 0), 2 << 20) < 1 << 20
+    assert 5 << 20 < compare.beyond_results(partial(call, 3), 2 << 20) < 7 << 20
 
 
 # --- runs -------------------------------------------------------------------------------------
