@@ -194,7 +194,8 @@ class At:
         }
 
     def ops(self) -> list[str]:
-        return list(dict.fromkeys(row["op"] for row in self.rows))
+        centre = [row["op"] for row in self.rows if count(row["size"]) == "1 Mi"]
+        return list(dict.fromkeys([*centre, *(row["op"] for row in self.rows)]))
 
     def usual(self, op: str) -> tuple[str, str]:
         """The dtype and the layout of most of its cells."""
@@ -227,12 +228,22 @@ def _usual(row: Row) -> bool:
 
 def ops_table(at: At) -> str:
     """A line an op: the call, in the cache, beyond it."""
-    shown = (
-        ("16: us", OWN_TIME, "16"), ("over dispatch", OVER, "16"), ("best peer", TO_BEST, "16"),
-        ("1 Mi: us", OWN_TIME, "1 Mi"), ("copy", TO_COPY, "1 Mi"), ("best peer", TO_BEST, "1 Mi"),
-        ("PyTorch", TO_TORCH, "1 Mi"), ("threads", THREADS, "1 Mi"),
-        ("64 Mi: copy", TO_COPY, "64 Mi"), ("best peer", TO_BEST, "64 Mi"),
-    )  # fmt: skip
+    shown = [
+        (name, column, size)
+        for name, column, size in (
+            ("16: us", OWN_TIME, "16"),
+            ("over dispatch", OVER, "16"),
+            ("best peer", TO_BEST, "16"),
+            ("1 Mi: us", OWN_TIME, "1 Mi"),
+            ("copy", TO_COPY, "1 Mi"),
+            ("best peer", TO_BEST, "1 Mi"),
+            ("PyTorch", TO_TORCH, "1 Mi"),
+            ("threads", THREADS, "1 Mi"),
+            ("64 Mi: copy", TO_COPY, "64 Mi"),
+            ("best peer", TO_BEST, "64 Mi"),
+        )
+        if any(column.value(row) is not None for row in at.rows)
+    ]
     lines = [
         (f"`{op}`", at.usual(op)[1], *(at.text(column, op, size) for _, column, size in shown))
         for op in at.ops()
@@ -255,20 +266,27 @@ FAMILIES = {
 
 def families_table(at: At, axis: str) -> str:
     """Ratios to the copy at 1 Mi and 64 Mi elements: along one axis, the families across."""
-    usual = {at.usual(op) for op in at.ops()}
-    lines = []
-    for value in dict.fromkeys(row[axis] for row in at.rows if not row["work"]):
-        cells = []
-        for begin, end in FAMILIES.values():
-            ops = [op for op in at.ops() if op.startswith(begin) and op.endswith(end)]
-            both = (
-                [at.text(TO_COPY, op, size, **{axis: value}) for size in ("1 Mi", "64 Mi")]
-                for op in ops
-            )
-            cells.append(next((" / ".join(filter(None, pair)) for pair in both if any(pair)), ""))
-        if any(cells) and (axis == "layout" or value not in usual):
-            lines.append((value, *cells))
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in at.rows:
+        family = next((name for name, ends in FAMILIES.items() if _of(row["op"], *ends)), None)
+        if family is None or (family in found[_short(row[axis])]):
+            continue
+        both = (at.text(TO_COPY, row["op"], n, **{axis: row[axis]}) for n in ("1 Mi", "64 Mi"))
+        if text := " / ".join(filter(None, both)):
+            found[_short(row[axis])][family] = text
+    lines = [(v, *(cells.get(f, "") for f in FAMILIES)) for v, cells in found.items() if cells]
     return table((axis, *FAMILIES), lines)
+
+
+def _of(op: str, begin: str, end: str) -> bool:
+    return op.startswith(begin) and op.endswith(end)
+
+
+def _short(value: str) -> str:
+    """Of dtypes the one that is not the usual one; a layout as it is."""
+    parts = value.split(" -> ")
+    usual = [part in ("float32", "int8") for part in parts]
+    return "float32, int8" if all(usual) else parts[usual.index(False)]
 
 
 def misses(at: At) -> str:
@@ -326,7 +344,7 @@ def readme(facts: dict[str, str], rows: list[Row]) -> str:
         made_with(facts),
         table(("1 Mi float32", "layout", *names), lines, left=2),
         "Ratios of times; `!` where a goal is missed. "
-        f"{short} of {len(rows)} cells of the matrix miss one: "
+        f"{short} of {len(rows)} cells miss one: "
         "[each is named](docs/performance.md#what-misses-its-goal).",
     )
 
