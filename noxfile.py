@@ -70,7 +70,7 @@ def coverage(session: nox.Session) -> None:
     _pytest(session, *measure, *session.posargs)
     plain = [f"tests/test_{name}.py" for name in ("ops", "fuzz", "optim", "metrics", "observers")]
     kept = "qparams or fused or masked or learnable_per_tensor or fake_quant_per_channel"
-    kept += " or every_call or (test_rule and float64) or test_values or clipping or entropy_of"
+    kept += " or every_call or test_rule or test_values or clipping or entropy_of"
     kept += " or doubling"
     without = {"NUMBA_DISABLE_JIT": "1"}
     session.run("python", "-m", "pytest", *measure, "--cov-append", *plain, "-k", kept, env=without)

@@ -117,6 +117,17 @@ def test_segments_in_any_order(rule, monkeypatch):
     assert_same(value, expected)
 
 
+def test_numbers_without_the_compiler():
+    """Its signature rounds them, those of a tuple too; plain Python must be told to."""
+    one = target.types.float32
+    signature = (one, target.types.Tuple([one, one]), target.array_type(np.dtype(F32)))
+    gradient = np.ones(1, F32)
+    a, (b, c), array = target._uncompiled(lambda *args: args, signature)(0.1, (0.1, 3), gradient)
+    assert (a, b, c) == (F32(0.1), F32(0.1), 3)
+    assert {type(a), type(b), type(c)} == {F32}
+    assert array is gradient
+
+
 def test_objects_with_a_value():
     """A parameter is its present value, though that be another array than before."""
     parameter = SimpleNamespace(value=np.ones(3, F32))
