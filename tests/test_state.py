@@ -444,8 +444,9 @@ def test_malformed_attributes(name):
 def test_attributes_that_cannot_be():
     """Settings that are missing, shapes and values."""
     fq = FakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
-    for key, value in (("scale", np.ones(2, F32)), ("scale", -np.ones(1, F32)),
-                       ("zero_point", np.int32([99])), ("observer_enabled", np.uint8([2]))):  # fmt: skip
+    faults = [("scale", np.ones(2, F32)), ("scale", -np.ones(1, F32)),
+              ("zero_point", np.int32([99])), ("observer_enabled", np.uint8([2]))]  # fmt: skip
+    for key, value in faults:
         refused(fq, vars(fq) | {key: value}, key)
     for key in ("quant_min", "is_per_channel"):
         refused(fq, {k: v for k, v in vars(fq).items() if k != key}, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -182,7 +182,7 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def _copied(key: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Array:
+def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]]) -> Array:
     """A plain copy of an array, memory maps included; nothing that its class defines is called."""
     if not isinstance(value, np.ndarray) or isinstance(value, (np.ma.MaskedArray, np.matrix)):
         raise ValueError(f"state_dict[{key!r}] must be a NumPy array, got {seen(value)}")
