@@ -2,7 +2,7 @@
 
     python tests/mutation/mutate.py                # all of them
     python tests/mutation/mutate.py --only NaN     # those whose file or description has this in it
-    python tests/mutation/mutate.py --sample 12 --first    # some at random, quickly, as .ci/run does
+    python tests/mutation/mutate.py --sample 9 --first   # some at random, quickly
 
 For each fault of `faults.py`, a temporary copy of the package gets it, and the default tests run
 with `-x`: first those most likely to fail, then, if they pass, all of them. A fault that no test

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from faults import FAULTS
 
 import npquant
-from faults import FAULTS
 
 TESTS = Path(__file__).parents[1]
 
