@@ -10,7 +10,8 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
 from npquant import cpu
-from npquant.cpu.walk import PIECE
+from npquant.cpu.walk import PIECE, pieces
+from npquant.layout import PER_TENSOR
 from npquant.modules import MSEObserver
 
 #: 1 Mi elements; a row is a channel, a token and a group, so that qparams are few.
@@ -149,6 +150,25 @@ def test_each_array_that_cannot_be_made(name, with_out, monkeypatch):
         except MemoryError:
             assert held(given) == before, f"allocation {failing}"
     assert failing > 1 or with_out
+
+
+def test_packing_takes_all_its_buffers_first():
+    """Later pieces take no memory: were there none, `out` would be partly written."""
+    lay = LAYOUTS["strided"]
+    x, out = lay(np.ones(SHAPE, np.float32)), lay(np.zeros(SHAPE, np.int8))
+    tracemalloc.start()
+    try:
+        packed = pieces(PER_TENSOR, (x,), (out,))
+        next(packed)
+        assert not out.any()
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        count = 1 + sum(1 for _ in packed)
+        more = tracemalloc.get_traced_memory()[1] - held
+    finally:
+        tracemalloc.stop()
+    assert count >= x.size // PIECE
+    assert more < PIECE
 
 
 # --- more than 2**31 elements -----------------------------------------------------------------

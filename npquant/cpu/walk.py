@@ -41,17 +41,21 @@ def pieces(
         yield layout, 0, [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
         return
 
-    layout = Layout(granularity.channels, granularity.inner)
-    size = arrays[0].size
-    buffers = [None if a is None else np.empty(min(PIECE, size), a.dtype) for a in outputs]
-    for first in range(0, size, PIECE):
-        span = slice(first, min(first + PIECE, size))
-        packed: list[Any] = [a.flat[span] for a in inputs]
-        results = [b if b is None else b[: span.stop - first] for b in buffers]
-        yield layout, first, packed + results
-        for a, result in zip(outputs, results, strict=True):
-            if a is not None:
-                a.flat[span] = result
+    if arrays[0].size == 0:
+        return
+    # NumPy's iterator has all of its buffers before the first piece, and takes none later: were
+    # there no memory for them, nothing would have been written.
+    layout, first = Layout(granularity.channels, granularity.inner), 0
+    access = [["readonly", "contig", "aligned"]] * len(inputs)
+    access += [["writeonly", "contig", "aligned"]] * (len(arrays) - len(inputs))
+    with np.nditer(
+        arrays, ["buffered", "external_loop"], access, order="C", buffersize=PIECE
+    ) as packed:
+        for piece in packed:
+            flat = iter(piece if type(piece) is tuple else (piece,))
+            found = [a if a is None else next(flat) for a in (*inputs, *outputs)]
+            yield layout, first, found
+            first += found[0].size
 
 
 def _in_memory_order(

@@ -332,8 +332,8 @@ FAULTS = (
           "            for i in range(k, k + m - 1):\n",
           "a row of the table left out", SHORT),
     Fault("cpu/walk.py",
-          "yield layout, first, packed + results",
-          "yield layout, 0, packed + results",
+          "yield layout, first, found",
+          "yield layout, 0, found",
           "a piece that does not know where it begins", PIECES),
     # --- autograd, observers, optimizers ----------------------------------------------------------
     Fault("autograd/tape.py",
