@@ -7,6 +7,8 @@ from pathlib import Path
 from hypothesis import settings
 
 settings.register_profile("npquant", deadline=None, derandomize=True, max_examples=50)
+#: --hypothesis-profile=long: more of them, and others each time.
+settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("npquant")
 
 #: What tests/peers and tests/exhaustive import. The extra `peers` installs them; .ci/run fails if
