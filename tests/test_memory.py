@@ -10,8 +10,8 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
 from npquant import cpu
-from npquant.cpu.walk import PIECE, pieces
-from npquant.layout import PER_TENSOR
+from npquant.cpu.walk import PIECE, channel_pieces, pieces
+from npquant.layout import per_channel
 from npquant.modules import MSEObserver
 
 #: 1 Mi elements; a row is a channel, a token and a group, so that qparams are few.
@@ -152,13 +152,19 @@ def test_each_array_that_cannot_be_made(name, with_out, monkeypatch):
     assert failing > 1 or with_out
 
 
-def test_packing_takes_all_its_buffers_first():
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("walk", ["pieces", "channels", "long channels"])
+def test_packing_takes_all_its_buffers_first(walk, axis):
     """Later pieces take no memory: were there none, `out` would be partly written."""
-    lay = LAYOUTS["strided"]
-    x, out = lay(np.ones(SHAPE, np.float32)), lay(np.zeros(SHAPE, np.int8))
+    shape = (2, 2**19) if walk == "long channels" else SHAPE
+    x, out = (np.repeat(np.full(shape, v, np.float32), 2, axis=1)[:, ::2] for v in (1, 0))
+    granularity = per_channel(shape, axis)
     tracemalloc.start()
     try:
-        packed = pieces(PER_TENSOR, (x,), (out,))
+        if walk == "pieces":
+            packed = pieces(granularity, (x,), (out,))
+        else:
+            packed = channel_pieces(granularity, (x,), (out,), 4096, True)
         next(packed)
         assert not out.any()
         held = tracemalloc.get_traced_memory()[0]
