@@ -226,3 +226,31 @@ def test_too_many_axes_apart():
     y = arrays.device(Shown(np.zeros((2,) * 18, np.float32)))
     with pytest.raises(ValueError, match="axes that are not side by side, got shape"):
         walk.copy(x, y)
+
+
+def test_qparams_beside_the_data(torch, streams):
+    """Their values stay there: one launch, after another for a reciprocal; nothing is looked at."""
+    x, s = (Tensor(np.ones(shape, np.float32), torch.float32) for shape in ((4, 6), (1,)))
+    z = Tensor(np.zeros(1, np.int32), torch.int32)
+    for rounding, launches in (("reciprocal", 2), ("divide", 1)):
+        q = nq.quantize_per_tensor(x, s, z, -128, 127, np.int8, rounding=rounding)
+        assert (q.dtype, q.shape, streams) == (torch.int8, (4, 6), [STREAM] * launches)
+        streams.clear()
+    y = nq.dequantize_per_tensor(q, s, z, -128, 127, np.int8)
+    assert (y.dtype, y.shape, streams) == (torch.float32, (4, 6), [STREAM])
+
+
+def test_an_out_that_overlaps(torch, streams):
+    held = np.zeros(10, np.float32)
+    x, later = (Tensor(held[i : i + 8], torch.float32) for i in (0, 2))
+    apart = Tensor(np.zeros(8, np.float32), torch.float32)
+    one = Tensor(np.broadcast_to(np.zeros(1, np.float32), 8), torch.float32)
+    scale = Tensor(apart.held[:1], torch.float32)
+    for out, s, message in (
+        (later, 0.1, "not overlap it"),
+        (one, 0.1, "must not repeat its elements"),
+        (apart, scale, "apart from scale"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=out)
+    assert streams == []
