@@ -8,7 +8,6 @@ piece into buffers that stay in cache, so no temporary of the size of the input 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,20 +41,28 @@ def pieces(
         yield layout, 0, [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
         return
 
-    layout = Layout(granularity.channels, granularity.inner)
-    size = arrays[0].size
-    buffers = [a if a is None else _buffer(a, min(PIECE, size)) for a in (*inputs, *outputs)]
-    for first in range(0, size, PIECE):
-        stop = min(first + PIECE, size)
-        packed = [_packed(a, first, stop, b) for a, b in zip(inputs, buffers, strict=False)]
-        results = [
-            a if a is None else _room(a, first, stop, b)
-            for a, b in zip(outputs, buffers[len(inputs) :], strict=True)
-        ]
-        yield layout, first, packed + results
-        for a, result in zip(outputs, results, strict=True):
-            if a is not None and result is not None:
-                _unpack(a, first, stop, result)
+    if arrays[0].size == 0:
+        return
+    layout, first = Layout(granularity.channels, granularity.inner), 0
+    access = ["readonly"] * len(inputs) + ["writeonly"] * (len(arrays) - len(inputs))
+    with _packed(arrays, access) as packed:
+        for piece in packed:
+            flat = iter(piece if type(piece) is tuple else (piece,))
+            found: list[Any] = [a if a is None else next(flat) for a in (*inputs, *outputs)]
+            yield layout, first, found
+            first += found[0].size
+
+
+def _packed(arrays: list[Array], access: list[str], *flags: Any) -> Any:
+    """NumPy's iterator over the arrays in C order, in flat pieces that a kernel can take.
+
+    It has all of its buffers from the start: where there is no memory for them, nothing has been
+    written.
+    """
+    kinds: list[Any] = [[kind, "contig", "aligned"] for kind in access]
+    return np.nditer(
+        arrays, ["buffered", "external_loop", *flags], kinds, order="C", buffersize=PIECE
+    )
 
 
 def _in_memory_order(
@@ -76,60 +83,6 @@ def _in_memory_order(
 
 def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
     return (a if order is None else a.transpose(order)).reshape(-1)
-
-
-def _buffer(a: Array, size: int) -> Array | None:
-    """Room for a piece, of an array that has none of its own."""
-    return None if plain(a) else np.empty(size, a.dtype)
-
-
-def _packed(a: Array, first: int, stop: int, buffer: Array | None) -> Array:
-    """The elements [first, stop) in C order."""
-    flat = _room(a, first, stop, buffer)
-    if buffer is not None:
-        for part, its in _parts(a, first, stop, flat):
-            np.copyto(its, part)
-    return flat
-
-
-def _room(a: Array, first: int, stop: int, buffer: Array | None) -> Array:
-    """Where the elements [first, stop) are to be flat: in the array itself, or in its buffer."""
-    return a.reshape(-1)[first:stop] if buffer is None else buffer[: stop - first]
-
-
-def _unpack(a: Array, first: int, stop: int, flat: Array) -> None:
-    """Bring the elements [first, stop) from where they are flat to where they belong."""
-    if not plain(a):
-        for part, its in _parts(a, first, stop, flat):
-            np.copyto(part, its)
-
-
-def _parts(a: Array, first: int, stop: int, flat: Array) -> Iterator[tuple[Array, Array]]:
-    """Views of `a` that make up [first, stop), each with its piece of `flat` in the same shape."""
-    k = 0
-    for box in _boxes(a.shape, first, stop):
-        part = a[(*box, ...)]
-        yield part, flat[k : k + part.size].reshape(part.shape)
-        k += part.size
-
-
-def _boxes(shape: tuple[int, ...], first: int, stop: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices of the boxes that make up the elements [first, stop) of a shape, in C order."""
-    if len(shape) < 2:
-        yield (slice(first, stop),) if shape else ()
-        return
-    within = prod(shape[1:])
-    (row, skip), (last, rest) = divmod(first, within), divmod(stop, within)
-    if row == last:
-        yield from ((row, *box) for box in _boxes(shape[1:], skip, rest))
-        return
-    if skip:
-        yield from ((row, *box) for box in _boxes(shape[1:], skip, within))
-        row += 1
-    if row < last:
-        yield (slice(row, last),)
-    if rest:
-        yield from ((last, *box) for box in _boxes(shape[1:], 0, rest))
 
 
 def channel_pieces(
@@ -158,20 +111,42 @@ def channel_pieces(
         arrays = [np.moveaxis(a, granularity.axis, 0) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     some, length = max(1, PIECE // count), min(count, PIECE // tile * tile)
-    buffers = [_buffer(a, some * length) for a in arrays]
+    read = [_Spans(a, "readonly", some * length) for a in arrays[: len(inputs)]]
+    written = [_Spans(a, "writeonly", some * length) for a in arrays[len(inputs) :]]
     for c in range(0, granularity.channels, some):
         channels = slice(c, min(c + some, granularity.channels))
         for e in range(0, count, length):
             m = min(length, count - e)
-            first, stop = c * count + e, (channels.stop - 1) * count + e + m
-            flat = [
-                (_packed if i < len(inputs) else _room)(a, first, stop, b)
-                for i, (a, b) in enumerate(zip(arrays, buffers, strict=True))
-            ]
+            span = c * count + e, (channels.stop - 1) * count + e + m
+            flat = [a.read(*span) for a in read] + [a.buffer[: span[1] - span[0]] for a in written]
             tiles = slice(e // tile, -(-(e + m) // tile))
             yield Layout(channels.stop - c, m), channels, tiles, flat
-            for a, result in zip(arrays[len(inputs) :], flat[len(inputs) :], strict=True):
-                _unpack(a, first, stop, result)
+            for a in written:
+                a.write(*span)
+
+
+class _Spans:
+    """Flat spans of an array in C order, by way of a buffer; all memory is there from the start."""
+
+    def __init__(self, a: Array, access: str, size: int) -> None:
+        self.buffer = np.empty(size, a.dtype)
+        self._packed = _packed([a], [access], "ranged")
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[Array, Array]]:
+        self._packed.iterrange = begin, end
+        at = 0
+        for piece in self._packed:
+            yield piece, self.buffer[at : at + piece.size]
+            at += piece.size
+
+    def read(self, begin: int, end: int) -> Array:
+        for piece, part in self._pieces(begin, end):
+            part[...] = piece
+        return self.buffer[: end - begin]
+
+    def write(self, begin: int, end: int) -> None:
+        for piece, part in self._pieces(begin, end):
+            piece[...] = part
 
 
 def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:
