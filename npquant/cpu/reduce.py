@@ -416,7 +416,8 @@ class Total:
     def __init__(self, element: Callable[..., Any]) -> None:
         def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
-            lanes, terms = np.empty(LANES), table.buffer(STRIP, element(each(x, 0), number))
+            lanes = local(LANES, 0.0)
+            terms = (local(STRIP, element(each(x, 0), number)),)
             for tile in range(begin, end):
                 _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
