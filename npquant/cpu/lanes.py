@@ -127,17 +127,23 @@ def _rows(builder: Any, place: Any, n: Any, add: Callable[[Any, Any], None]) -> 
 class _Sum:
     """A row of lanes in registers, and what is added to it."""
 
-    def __init__(self, builder: Any, lanes: Any, at: Any, values: Any) -> None:
+    def __init__(self, builder: Any, lanes: Any, at: Any, values: Any, kind: Any) -> None:
         self._builder, self._values = builder, values
-        self._row = ir.VectorType(values.type.pointee, LANES)
+        self._row = ir.VectorType(kind, LANES)
         self._home = _row(builder, lanes, at)
         self._total = cgutils.alloca_once_value(builder, builder.load(self._home, align=8))
 
     def add(self, first: Any, inside: Any = None) -> None:
         """Add the terms from `first` on, of all lanes or of those that are `inside`."""
         builder = self._builder
-        v = builder.load(_row(builder, self._values, first, self._row), align=4)
-        v = v if inside is None else builder.select(inside, v, self._row(None))
+        place, row = _row(builder, self._values, first, self._row), self._row
+        if inside is None:
+            v = builder.load(place, align=4)
+        else:
+            name = f"llvm.masked.load.v{LANES}f{32 if row != _ROW else 64}.p0"
+            kind = ir.FunctionType(row, [place.type, ir.IntType(32), inside.type, row])
+            load = cgutils.get_or_insert_function(builder.module, kind, name)
+            v = builder.call(load, [place, ir.IntType(32)(4), inside, row(None)])
         v = v if self._row == _ROW else builder.fpext(v, _ROW)
         builder.store(builder.fadd(builder.load(self._total), v), self._total)
 
@@ -155,7 +161,8 @@ def _add_terms(
         for s, kind in enumerate(terms):
             values = _data(context, builder, kind, builder.extract_value(terms_, s))
             values = builder.gep(values, [begin])
-            sums.append(_Sum(builder, data, builder.add(at, at.type(s * LANES)), values))
+            each = context.get_value_type(kind.dtype)
+            sums.append(_Sum(builder, data, builder.add(at, at.type(s * LANES)), values, each))
 
         def add(first: Any, inside: Any) -> None:
             for each in sums:
@@ -177,8 +184,9 @@ def _add_columns(context: Any, lanes: Any, at: Any, terms: Any, n: Any) -> Any:
         for s, kind in enumerate(terms):
             values = _data(context, builder, kind, builder.extract_value(terms_, s))
             home = builder.add(at, builder.mul(n, index(s)))
+            each = context.get_value_type(kind.dtype)
             with cgutils.for_range_slice(builder, index(0), n, index(LANES), index) as (k, _):
-                row = _Sum(builder, data, builder.add(home, k), values)
+                row = _Sum(builder, data, builder.add(home, k), values, each)
                 row.add(k)
                 row.store()
         return context.get_dummy_value()
