@@ -72,7 +72,8 @@ def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
     size = n.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        room = cgutils.alloca_once(builder, ir.ArrayType(context.get_value_type(v), size))
+        with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
+            room = builder.alloca(ir.ArrayType(context.get_value_type(v), size))
         room.align = 64
         return builder.bitcast(room, context.get_value_type(sig.return_type))
 

@@ -48,8 +48,8 @@ Array = np.ndarray[Any, Any]
 TILE = 4096
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
 STRIP = 512
-#: Channels of a block at most: their lanes stay in the first cache.
-BLOCK = 128
+#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
+BLOCK = 256
 _BLOCK_OF_LANES = BLOCK * 2 * LANES
 #: Rows that are fetched ahead, where those of a block lie apart.
 AHEAD = 2
