@@ -240,7 +240,7 @@ class Gradients:
     ) -> None:
         self._wide = wide
 
-        # What both have of their own lies on the stack: of every other array, the compiler must ask
+        # Lanes and terms lie on the stack: of any other array, the compiler would have to ask
         # whether the output overlaps it.
         def runs(
             begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
