@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from npquant.cpu.lanes import LANES, add_rows_of_one, filled_rows, folded_one
+from npquant.cpu.lanes import LANES, add_terms, folded
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces
 from npquant.formulas import histogram as f
@@ -436,12 +436,12 @@ def _squared_error(
     """The squared error of quantizing what is held, with the qparams of the range low..high."""
     scale, least, greatest = codes_of(low, high, lo, hi, middle, eps, choose)
     held, edges, lanes = counts[first : first + n], rooms[3], np.empty(LANES)
-    terms = rooms[4][: -(-n // LANES) * LANES]
+    terms = rooms[4]
     for i in range(np.uintp(n)):
         terms[i] = f.squared_error_of_bin(held[i], edges[i], edges[i + 1], scale, least, greatest)
     lanes[:] = 0
-    add_rows_of_one(lanes, terms, filled_rows(terms, n, terms.size))
-    return folded_one(lanes)[0]
+    add_terms(lanes, 0, (terms,), 0, 0, n)
+    return folded(lanes, 0, (terms,))[0]
 
 
 #: Ends of a range are tried at so many fractions of it.

@@ -9,115 +9,248 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, register_jitable
-
-from npquant.cpu.storage import overload
+from numba import config, types
+from numba.core import cgutils, errors
+from numba.extending import intrinsic, overload
 
 #: Lanes of a sum.
 LANES = 16
 
+#: How the functions below are compiled: into the kernels that call them.
+_inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
 _ROW = ir.VectorType(ir.DoubleType(), LANES)
 
 
-def _of(sums: int) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """Two functions of the lanes of so many sums: LANES float64 of the first, then of the next."""
+def add_terms(lanes: Any, at: Any, terms: Any, first: Any, place: Any, n: Any) -> None:
+    """Add `n` terms of each sum, from `first` on: the k-th goes to lane (place + k) % LANES.
 
-    def add_rows(lanes: Any, terms: Any, rows: Any) -> None:
-        """Add rows of terms: term k of a sum goes to its lane k % LANES.
-
-        `terms` are in as many equal parts as there are sums.
-        """
-        n = rows * LANES
-        for to, values in zip(lanes.reshape(sums, -1), terms.reshape(sums, -1), strict=True):
-            for row in values[:n].reshape(rows, LANES):
-                to += row
-
-    def folded(lanes: Any) -> Any:
-        """The sums: lanes are added by halves, lane i to lane i + h."""
-        rest = lanes.reshape(sums, -1)
-        while rest.shape[1] > 1:
-            h = rest.shape[1] // 2
-            rest = rest[:, :h] + rest[:, h:]
-        return tuple(rest[:, 0])
-
-    def pointer(builder: Any, data: Any, index: Any, to: Any) -> Any:
-        return builder.bitcast(builder.gep(data, [index]), to.as_pointer())
-
-    def places(builder: Any, lanes: Any) -> list[Any]:
-        index = lanes.nitems.type
-        return [pointer(builder, lanes.data, index(k * LANES), _ROW) for k in range(sums)]
-
-    @intrinsic
-    def add(context: Any, lanes: Any, terms: Any, rows: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            to, values = (
-                context.make_array(t)(context, builder, a)
-                for t, a in zip(sig.args[:2], args[:2], strict=True)
-            )
-            row = ir.VectorType(context.get_value_type(sig.args[1].dtype), LANES)
-            index = args[2].type
-            part = builder.udiv(values.nitems, index(sums))
-            totals = [
-                cgutils.alloca_once_value(builder, builder.load(place, align=8))
-                for place in places(builder, to)
-            ]
-            with cgutils.for_range(builder, args[2]) as loop:
-                start = builder.mul(loop.index, index(LANES))
-                for k, total in enumerate(totals):
-                    first = builder.add(start, builder.mul(part, index(k)))
-                    added = builder.load(pointer(builder, values.data, first, row), align=4)
-                    added = added if row == _ROW else builder.fpext(added, _ROW)
-                    builder.store(builder.fadd(builder.load(total), added), total)
-            for place, total in zip(places(builder, to), totals, strict=True):
-                builder.store(builder.load(total), place, align=8)
-            return context.get_dummy_value()
-
-        return types.void(lanes, terms, types.intp), codegen
-
-    @intrinsic
-    def fold(context: Any, lanes: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            found = []
-            for place in places(builder, context.make_array(lanes)(context, builder, args[0])):
-                v, h = builder.load(place, align=8), LANES // 2
-                while h:
-                    halves = (
-                        ir.Constant(ir.VectorType(ir.IntType(32), h), list(range(k, k + h)))
-                        for k in (0, h)
-                    )
-                    v = builder.fadd(*(builder.shuffle_vector(v, v, half) for half in halves))
-                    h //= 2
-                found.append(builder.extract_element(v, ir.IntType(32)(0)))
-            return context.make_tuple(builder, sig.return_type, found)
-
-        return types.UniTuple(types.float64, sums)(lanes), codegen
-
-    @overload(add_rows)
-    def _add_rows(lanes, terms, rows):
-        return lambda lanes, terms, rows: add(lanes, terms, rows)  # type: ignore[call-arg]
-
-    @overload(folded)
-    def _folded(lanes):
-        return lambda lanes: fold(lanes)  # type: ignore[call-arg]
-
-    return add_rows, folded
-
-
-@register_jitable
-def filled_rows(terms: Any, n: Any, part: Any) -> Any:
-    """How many rows `n` terms make; the last is filled up with zeros, which add nothing.
-
-    Each sum has `part` places for its terms, a multiple of LANES.
+    `terms` is a tuple of arrays, one a sum. The lanes of the sums follow one another from `at` on.
     """
-    rows = (n + LANES - 1) // LANES
-    for first in range(0, terms.size, part):
-        for k in range(first + n, first + rows * LANES):
-            terms[k] = 0
-    return rows
+    for s, values in enumerate(terms):
+        for k in range(n):
+            lanes[at + s * LANES + (place + k) % LANES] += values[first + k]
 
 
-add_rows_of_one, folded_one = _of(1)
-add_rows_of_two, folded_two = _of(2)
+def add_columns(lanes: Any, at: Any, terms: Any, n: Any) -> None:
+    """Add `n` terms of each sum, a multiple of LANES, to as many lanes, one term to each.
+
+    The lanes of the sums follow one another from `at` on.
+    """
+    for s, values in enumerate(terms):
+        for k in range(n):
+            lanes[at + s * n + k] += values[k]
+
+
+def folded(lanes: Any, at: Any, terms: Any) -> Any:
+    """The sums, as many as there are `terms`: lanes are added by halves, lane i to lane i + h."""
+    rest = lanes[at : at + len(terms) * LANES].reshape(len(terms), LANES)
+    while rest.shape[1] > 1:
+        h = rest.shape[1] // 2
+        rest = rest[:, :h] + rest[:, h:]
+    return tuple(rest[:, 0])
+
+
+def fetch(values: Any, first: Any, n: Any) -> None:
+    """Have `n` values brought to the cache; nothing is read."""
+
+
+def _room(n: Any, v: Any) -> Any:
+    """Room for `n` values of the type of `v`; `n` is a constant.
+
+    It is on the stack, and so the compiler sees that no array overlaps it: it asks nothing before
+    it vectorises a loop.
+    """
+    return np.empty(n, type(v))
+
+
+@intrinsic
+def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
+    if not isinstance(n, types.IntegerLiteral):
+        raise errors.RequireLiteralValue("n")
+    size = n.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
+            room = builder.alloca(ir.ArrayType(context.get_value_type(v), size))
+        room.align = 64
+        return builder.bitcast(room, context.get_value_type(sig.return_type))
+
+    return types.CPointer(v)(n, v), codegen
+
+
+# No overload of a function, since what its frame holds is gone when it returns.
+local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
+
+
+def _data(context: Any, builder: Any, kind: Any, values: Any) -> Any:
+    """Where the first of `values` lies: of an array, or of what `local` has made."""
+    if isinstance(kind, types.CPointer):
+        return values
+    return context.make_array(kind)(context, builder, values).data
+
+
+def _row(builder: Any, values: Any, index: Any, row: Any = _ROW) -> Any:
+    """The place of a row that begins at `index`."""
+    return builder.bitcast(builder.gep(values, [index]), row.as_pointer())
+
+
+def _rows(builder: Any, place: Any, n: Any, add: Callable[[Any, Any], None]) -> None:
+    """Call add(first, inside) for each row of `n` terms that begin in lane `place`.
+
+    `first` is the term of lane 0, and `inside` tells which lanes have one, or None: all have.
+    """
+    index = n.type
+    width, numbers = index(LANES), ir.VectorType(index, LANES)
+
+    def all_lanes(v: Any) -> Any:
+        one = builder.insert_element(numbers(ir.Undefined), v, ir.IntType(32)(0))
+        return builder.shuffle_vector(one, one, ir.VectorType(ir.IntType(32), LANES)(None))
+
+    def partial(first: Any) -> None:
+        term = builder.add(all_lanes(first), numbers([index(k) for k in range(LANES)]))
+        add(first, builder.icmp_unsigned("<", term, all_lanes(n)))
+
+    begin = cgutils.alloca_once_value(builder, index(0))
+    with builder.if_then(builder.icmp_signed("!=", place, index(0)), likely=False):
+        partial(builder.neg(place))
+        builder.store(builder.sub(width, place), begin)
+    first = builder.load(begin)
+    rows = builder.sdiv(builder.sub(n, first), width)
+    with cgutils.for_range(builder, rows) as loop:
+        add(builder.add(first, builder.mul(loop.index, width)), None)
+    last = builder.add(first, builder.mul(rows, width))
+    with builder.if_then(builder.icmp_signed("<", last, n), likely=False):
+        partial(last)
+
+
+class _Sum:
+    """A row of lanes in registers, and what is added to it."""
+
+    def __init__(self, builder: Any, lanes: Any, at: Any, values: Any, kind: Any) -> None:
+        self._builder, self._values = builder, values
+        self._row = ir.VectorType(kind, LANES)
+        self._home = _row(builder, lanes, at)
+        self._total = cgutils.alloca_once_value(builder, builder.load(self._home, align=8))
+
+    def add(self, first: Any, inside: Any = None) -> None:
+        """Add the terms from `first` on, of all lanes or of those that are `inside`."""
+        builder = self._builder
+        place, row = _row(builder, self._values, first, self._row), self._row
+        if inside is None:
+            v = builder.load(place, align=4)
+        else:
+            name = f"llvm.masked.load.v{LANES}f{32 if row != _ROW else 64}.p0"
+            kind = ir.FunctionType(row, [place.type, ir.IntType(32), inside.type, row])
+            load = cgutils.get_or_insert_function(builder.module, kind, name)
+            v = builder.call(load, [place, ir.IntType(32)(4), inside, row(None)])
+        v = v if self._row == _ROW else builder.fpext(v, _ROW)
+        builder.store(builder.fadd(builder.load(self._total), v), self._total)
+
+    def store(self) -> None:
+        self._builder.store(self._builder.load(self._total), self._home, align=8)
+
+
+@intrinsic
+def _add_terms(
+    context: Any, lanes: Any, at: Any, terms: Any, first: Any, place: Any, n: Any
+) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, at, terms_, begin, place, n = args
+        data, sums = _data(context, builder, lanes, to), []
+        for s, kind in enumerate(terms):
+            values = _data(context, builder, kind, builder.extract_value(terms_, s))
+            values = builder.gep(values, [begin])
+            each = context.get_value_type(kind.dtype)
+            sums.append(_Sum(builder, data, builder.add(at, at.type(s * LANES)), values, each))
+
+        def add(first: Any, inside: Any) -> None:
+            for each in sums:
+                each.add(first, inside)
+
+        _rows(builder, place, n, add)
+        for each in sums:
+            each.store()
+        return context.get_dummy_value()
+
+    return types.void(lanes, types.intp, terms, types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def _add_columns(context: Any, lanes: Any, at: Any, terms: Any, n: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, at, terms_, n = args
+        data, index = _data(context, builder, lanes, to), at.type
+        for s, kind in enumerate(terms):
+            values = _data(context, builder, kind, builder.extract_value(terms_, s))
+            home = builder.add(at, builder.mul(n, index(s)))
+            each = context.get_value_type(kind.dtype)
+            with cgutils.for_range_slice(builder, index(0), n, index(LANES), index) as (k, _):
+                row = _Sum(builder, data, builder.add(home, k), values, each)
+                row.add(k)
+                row.store()
+        return context.get_dummy_value()
+
+    return types.void(lanes, types.intp, terms, types.intp), codegen
+
+
+@intrinsic
+def _folded(context: Any, lanes: Any, at: Any, terms: Any) -> Any:
+    sums = len(terms)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = _data(context, builder, lanes, args[0])
+        all_ = ir.VectorType(ir.DoubleType(), sums * LANES)
+        v, h = builder.load(_row(builder, data, args[1], all_), align=8), LANES // 2
+        while h:
+            halves = (
+                [2 * h * s + half + i for s in range(sums) for i in range(h)] for half in (0, h)
+            )
+            picked = ir.VectorType(ir.IntType(32), sums * h)
+            v = builder.fadd(
+                *(builder.shuffle_vector(v, v, ir.Constant(picked, half)) for half in halves)
+            )
+            h //= 2
+        found = [builder.extract_element(v, ir.IntType(32)(s)) for s in range(sums)]
+        return context.make_tuple(builder, sig.return_type, found)
+
+    return types.UniTuple(types.float64, sums)(lanes, types.intp, terms), codegen
+
+
+@intrinsic
+def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, first, n = args
+        data = _data(context, builder, values, to)
+        number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        size = context.get_abi_sizeof(context.get_data_type(values.dtype))
+        line = n.type(64 // size)
+        with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
+            place = builder.bitcast(builder.gep(data, [builder.add(first, k)]), byte)
+            builder.call(prefetch, [place, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp, types.intp), codegen
+
+
+@overload(add_terms, **_inlined)
+def _of_add_terms(lanes, at, terms, first, place, n):
+    return lambda lanes, at, terms, first, place, n: _add_terms(lanes, at, terms, first, place, n)  # type: ignore[call-arg]
+
+
+@overload(add_columns, **_inlined)
+def _of_add_columns(lanes, at, terms, n):
+    return lambda lanes, at, terms, n: _add_columns(lanes, at, terms, n)  # type: ignore[call-arg]
+
+
+@overload(folded, **_inlined)
+def _of_folded(lanes, at, terms):
+    return lambda lanes, at, terms: _folded(lanes, at, terms)  # type: ignore[call-arg]
+
+
+@overload(fetch, **_inlined)
+def _of_fetch(values, first, n):
+    return lambda values, first, n: _fetch(values, first, n)  # type: ignore[call-arg]

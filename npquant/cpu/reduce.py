@@ -19,11 +19,11 @@ from numba.extending import register_jitable
 from npquant.cpu import table
 from npquant.cpu.lanes import (
     LANES,
-    add_rows_of_one,
-    add_rows_of_two,
-    filled_rows,
-    folded_one,
-    folded_two,
+    add_columns,
+    add_terms,
+    fetch,
+    folded,
+    local,
 )
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import Kernel, Types, array_type
@@ -31,7 +31,6 @@ from npquant.cpu.walk import channel_pieces, plain
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
 from npquant.primitives import (
-    at,
     bits,
     each,
     item,
@@ -48,9 +47,12 @@ Array = np.ndarray[Any, Any]
 
 TILE = 4096
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
-STRIP = 1024
-#: Channels of a block, where they lie side by side: its lanes fit a second-level cache.
+STRIP = 512
+#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
 BLOCK = 256
+_BLOCK_OF_LANES = BLOCK * 2 * LANES
+#: Rows that are fetched ahead, where those of a block lie apart.
+AHEAD = 2
 
 
 # --- minima and maxima ------------------------------------------------------------------------
@@ -200,21 +202,20 @@ _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 @register_jitable
-def _clear(lanes: Any) -> None:
+def _clear(lanes: Any, n: Any) -> None:
     """A loop, as slices of arrays take the compiler seconds."""
-    for k in range(lanes.size):
+    for k in range(np.uintp(n)):
         lanes[k] = 0
 
 
 @register_jitable
-def _fold(lanes: Any, start: Any, width: Any) -> None:
-    """As `folded`, of lanes that are rows of `width`, from `start` on: row i takes row i + h."""
-    first = np.uintp(start)
+def _fold(lanes: Any, width: Any) -> None:
+    """As `folded`, of lanes that are rows of `width`: row i takes row i + h."""
     h = LANES // 2 * width
     while h >= width:
         half = np.uintp(h)
         for k in range(half):
-            lanes[first + k] += lanes[first + half + k]
+            lanes[k] += lanes[half + k]
         h //= 2
 
 
@@ -239,103 +240,88 @@ class Gradients:
     ) -> None:
         self._wide = wide
 
-        # Terms of both sums wait in one array and are added to lanes in one array: the compiler
-        # vectorises a loop as long as it has few arrays to tell apart.
+        # Lanes and terms lie on the stack: of any other array, the compiler would have to ask
+        # whether the output overlaps it.
         def runs(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """Tasks (channel, tile), or (tile, channel) where short runs lie side by side."""
-            constants = lo, hi, factor
-            tiles = sums.shape[2]
-            lanes = np.empty(2 * LANES)
-            terms = table.buffer(2 * STRIP, factor)
-            across = inner < TILE
-            if across:
-                tile = begin // channels
-                c = begin - tile * channels
-            else:
-                c = begin // tiles
-                tile = begin - c * tiles
-            for _ in range(begin, end):
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                _clear(lanes)
-                left = min(count - tile * TILE, TILE)
-                row = i = 0
-                if tile > 0:
-                    row = tile * TILE // inner
-                    i = tile * TILE - row * inner
-                filled = 0
-                while left > 0:
-                    m = min(inner - i, left, STRIP - filled)
-                    base = np.uintp((row * channels + c) * inner + i)
-                    at_term = np.uintp(filled)
-                    for k in range(np.uintp(m)):
-                        v = g[base + k]
-                        inside, slope, shift = element(v, x[base + k], p, constants)
-                        store(y, base + k, masked(v, inside))
-                        terms[at_term + k] = slope
-                        terms[np.uintp(STRIP) + at_term + k] = shift
-                    left -= m
-                    filled += m
-                    i += m
-                    if i == inner:
-                        row += 1
-                        i = 0
-                    if filled == STRIP or left == 0:
-                        add_rows_of_two(lanes, terms, filled_rows(terms, filled, STRIP))
-                        filled = 0
-                sums[0, c, tile], sums[1, c, tile] = folded_two(lanes)
-                if across:
-                    c += 1
-                    if c == channels:
-                        c = 0
-                        tile += 1
-                else:
-                    tile += 1
-                    if tile == tiles:
-                        tile = 0
-                        c += 1
-
-        def beside(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (tile, block of channels), the channels side by side; inner is 1."""
+            """Tasks (block of channels, tile): run after run, in the order of memory."""
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
-            blocks = (channels + BLOCK - 1) // BLOCK
-            lanes = np.empty(2 * LANES * BLOCK)
-            terms = table.buffer(2 * STRIP, factor)
+            lanes = local(_BLOCK_OF_LANES, 0.0)
+            terms = local(STRIP, factor), local(STRIP, factor)
+            tiles = sums.shape[2]
             for task in range(begin, end):
-                tile = task // blocks
-                c = (task - tile * blocks) * BLOCK
-                width = min(BLOCK, channels - c)
+                c, tile = task // tiles * block, task % tiles
+                width = min(block, channels - c)
                 table.fill(columns, c, width, parameters, x, scale, zero_point,
                            channels, 1, constants, y)  # fmt: skip
-                _clear(lanes)
-                start = tile * TILE
-                for row in range(start, min(count, start + TILE)):
+                _clear(lanes, width * 2 * LANES)
+                e = tile * TILE
+                stop = min(count, e + TILE)
+                row = e // inner
+                i = e - row * inner
+                while e < stop:
+                    m = min(inner - i, stop - e)
+                    some = max(1, STRIP // m)  # runs whose terms wait together
+                    for q in range(0, width, some):
+                        for start in range(0, m, STRIP):
+                            n = min(STRIP, m - start)
+                            for r in range(min(some, width - q)):
+                                p = table.take(columns, np.uintp(q + r), kind)
+                                base = np.uintp((row * channels + c + q + r) * inner + i + start)
+                                term = np.uintp(r * n)
+                                for k in range(np.uintp(n)):
+                                    v = g[base + k]
+                                    inside, slope, shift = element(v, x[base + k], p, constants)
+                                    store(y, base + k, masked(v, inside))
+                                    terms[0][term + k], terms[1][term + k] = slope, shift
+                            for r in range(min(some, width - q)):
+                                add_terms(lanes, (q + r) * 2 * LANES, terms, r * n, e % LANES, n)
+                    e += m
+                    row += 1
+                    i = 0
+                for q in range(width):
+                    at_c, at_tile = np.uintp(c + q), np.uintp(tile)
+                    slope, shift = folded(lanes, q * 2 * LANES, terms)
+                    sums[0, at_c, at_tile], sums[1, at_c, at_tile] = slope, shift
+
+        def beside(
+            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """The same where `inner` is 1: the channels of a block side by side, row after row."""
+            constants = lo, hi, factor
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
+            lanes = local(_BLOCK_OF_LANES, 0.0)
+            terms = local(BLOCK, factor), local(BLOCK, factor)
+            tiles = sums.shape[2]
+            for task in range(begin, end):
+                c, tile = task // tiles * block, task % tiles
+                width = min(block, channels - c)
+                table.fill(columns, c, width, parameters, x, scale, zero_point,
+                           channels, 1, constants, y)  # fmt: skip
+                pitch = (width + LANES - 1) // LANES * LANES
+                _clear(lanes, pitch * 2 * LANES)
+                for row in range(tile * TILE, min(count, (tile + 1) * TILE)):
                     base = np.uintp(row * channels + c)
+                    if row + AHEAD < count:
+                        fetch(g, base + np.uintp(AHEAD * channels), width)
+                        fetch(x, base + np.uintp(AHEAD * channels), width)
                     for k in range(np.uintp(width)):
-                        v = g[base + k]
-                        p = table.take(columns, k, kind)
+                        v, p = g[base + k], table.take(columns, k, kind)
                         inside, slope, shift = element(v, x[base + k], p, constants)
                         store(y, base + k, masked(v, inside))
-                        terms[k] = slope
-                        terms[np.uintp(STRIP) + k] = shift
-                    lane = np.uintp((row - start) % LANES * width)
-                    for k in range(np.uintp(width)):
-                        lanes[lane + k] += terms[k]
-                        lanes[np.uintp(LANES * BLOCK) + lane + k] += terms[np.uintp(STRIP) + k]
-                _fold(lanes, 0, width)
-                _fold(lanes, LANES * BLOCK, width)
+                        terms[0][k], terms[1][k] = slope, shift
+                    add_columns(lanes, row % LANES * (2 * pitch), terms, pitch)
+                _fold(lanes, 2 * pitch)
                 for k in range(width):
-                    sums[0, c + k, tile] = lanes[k]
-                    sums[1, c + k, tile] = lanes[LANES * BLOCK + k]
+                    sums[0, c + k, tile], sums[1, c + k, tile] = lanes[k], lanes[pitch + k]
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature)
@@ -376,13 +362,13 @@ class Gradients:
     ) -> None:  # fmt: skip
         channels, inner = layout
         n = x.size
-        args = (channels, inner, n // channels, grad, x, scale, zero_point, *constants, y, sums)
+        beside = inner == 1 and channels > 1
+        block = min(BLOCK, channels, BLOCK if beside else max(1, TILE // inner))
+        args = (block, channels, inner, n // channels, grad, x, scale, zero_point, *constants, y,
+                sums)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
-        tiles = sums.shape[2]
-        if inner == 1 and channels > 1:
-            self._beside(-(-channels // BLOCK) * tiles, n, args, key)
-        else:
-            self._runs(channels * tiles, n, args, key)
+        kernel = self._beside if beside else self._runs
+        kernel(-(-channels // block) * sums.shape[2], n, args, key)
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
@@ -392,8 +378,8 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
         types.float64 if x == np.float64 else types.float32,
     )
     return (
-        types.intp, types.intp, types.intp, data, data, array_type(scale), array_type(zero_point),
-        bound, bound, number, data, sums,
+        types.intp, types.intp, types.intp, types.intp, data, data,
+        array_type(scale), array_type(zero_point), bound, bound, number, data, sums,
     )  # fmt: skip
 
 
@@ -430,17 +416,18 @@ class Total:
     def __init__(self, element: Callable[..., Any]) -> None:
         def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
-            lanes, terms = np.empty(LANES), table.buffer(STRIP, element(each(x, 0), number))
+            lanes = local(LANES, 0.0)
+            terms = (local(STRIP, element(each(x, 0), number)),)
             for tile in range(begin, end):
-                _clear(lanes)
+                _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
                     base = np.uintp(start)
                     for k in range(np.uintp(m)):
-                        terms[k] = element(each(x, base + k), number)
-                    add_rows_of_one(lanes, terms, filled_rows(terms, m, STRIP))
-                sums[tile] = folded_one(lanes)[0]
+                        terms[0][k] = element(each(x, base + k), number)
+                    add_terms(lanes, 0, terms, 0, 0, m)
+                sums[tile] = folded(lanes, 0, terms)[0]
 
         self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature)
 
