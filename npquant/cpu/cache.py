@@ -24,6 +24,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core.caching import FunctionCache, NullCache
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 
@@ -104,8 +105,11 @@ class _KernelCache(FunctionCache):
         self._cache_file: Any = _Entries(self._cache_path, self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Without Numba's refresh(), which takes a tenth of a second to learn what only compiling
+        # needs: of all that, code that is compiled calls the runtime alone.
         try:
-            return super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)
+            return self._load_overload(sig, target_context)
         except Exception as error:
             _warn(error)
             return None
