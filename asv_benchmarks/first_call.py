@@ -79,7 +79,9 @@ def _files(cache: str) -> set[tuple[str, int]]:
 
 def missed(row: dict[str, Any], column: str) -> bool:
     """Whether a row misses a goal."""
-    return bool(row["added"]) if column == "added" else row[column] > GOALS.get(column, float("inf"))
+    return (
+        bool(row["added"]) if column == "added" else row[column] > GOALS.get(column, float("inf"))
+    )
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -98,7 +100,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     return [
         "Milliseconds of one call; ! where a goal is missed.",
         f"first call ever: {counts['compiled']} of {len(rows)} above {GOALS['compiled']:.0f}.",
-        f"first call with the cache: {counts['cached']} of {len(rows)} above {GOALS['cached']:.0f}.",
+        f"with the cache: {counts['cached']} of {len(rows)} above {GOALS['cached']:.0f}.",
         f"cache written to by a second process: {counts['added']} of {len(rows)}.",
     ]
 

@@ -10,12 +10,15 @@ import ml_dtypes
 import numpy as np
 
 from npquant.checks.arrays import ARRAYS, Array, array, native
-from npquant.dtypes import BOUNDS, FLOATS, REALS, DType
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
 from npquant.meta import ArraySpec
 
 # Between these, a number rounds to a positive finite float32.
 _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+
+#: Dtypes of arrays that are on or off as they are.
+_SWITCHES = INTEGERS | {np.dtype(np.bool_)}
 
 
 def integer(value: Any, name: str, kind: type | None = None) -> int:
@@ -187,12 +190,14 @@ def single_number(value: Any, name: str, kind: type | None = None) -> float:
 
 def switch(value: Any, name: str, kind: type | None = None) -> bool:
     """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
+    if type(value) is np.ndarray and value.dtype in _SWITCHES and value.size == 1:
+        return bool(value.item())
     if type(value) is int and 0 <= value <= 1:
         return value == 1
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
-        return bool(value.reshape(-1)[0])
+        return bool(value.item())
     n = number(value, name, kind)
     if not math.isfinite(n):
         raise ValueError(f"{name} must be finite, got {n}")

@@ -24,7 +24,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core.caching import FunctionCache, NullCache
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 

@@ -9,9 +9,12 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
+from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 
 _BOOL = np.dtype(np.bool_)
+#: What `out` must be apart from.
+_QPARAMS = "scale", "zero_point"
 
 
 def fake_quantize_per_tensor_affine(
@@ -103,7 +106,7 @@ def fake_quantize_per_tensor_affine(
     """
     x = checks.floats(input)
     numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
-    y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
+    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
     _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y)
     return y
 
@@ -286,14 +289,13 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+    lo, hi, divide = _bounds(quant_min, quant_max, rounding, type(x))
     if checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point)
     else:
         s = checks.scale_float32(scale, kind=type(x))
         z = checks.truncated_int32(zero_point, "zero_point", type(x))
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
-    divide = checks.divides(rounding)
     y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
     if enabled:
         run_per_tensor(x, s, z, lo, hi, y, mask, divide)
@@ -460,7 +462,8 @@ def fake_quantize_per_channel_affine(
     array([[1.   , 1.   , 6.   ],
            [0.375, 1.375, 3.375]], dtype=float32)
     """
-    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, out)
+    args = axis, quant_min, quant_max, rounding
+    return _per_channel(input, scale, zero_point, args, False, out)[0]
 
 
 def fake_quantize_per_channel_affine_cachemask(
@@ -555,9 +558,7 @@ def fake_quantize_per_channel_affine_cachemask(
     array([[ True,  True, False],
            [ True,  True, False]])
     """
-    mask = checks.output(None, checks.floats(input), _BOOL)
-    args = scale, zero_point, axis, quant_min, quant_max, rounding
-    return _per_channel(input, *args, None, mask), mask
+    return _per_channel(input, scale, zero_point, (axis, quant_min, quant_max, rounding), True)
 
 
 def fake_quantize_per_channel_affine_cachemask_backward(
@@ -710,7 +711,8 @@ def fake_quant_per_channel(
     array([[0. , nan],
            [1.5, 3.5]], dtype=float32)
     """
-    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, rounding, out)
+    args = axis, quant_min, quant_max, rounding
+    return _decomposed(input, scales, zero_points, args, False, out)[0]
 
 
 def fake_quant_per_channel_cachemask(
@@ -800,9 +802,7 @@ def fake_quant_per_channel_cachemask(
     array([[ True, False],
            [ True, False]])
     """
-    mask = checks.output(None, checks.floats(input), _BOOL)
-    args = scales, zero_points, axis, quant_min, quant_max, rounding
-    return _decomposed(input, *args, None, mask), mask
+    return _decomposed(input, scales, zero_points, (axis, quant_min, quant_max, rounding), True)
 
 
 def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | None = None) -> Array:
@@ -906,68 +906,93 @@ def run_per_tensor(
     return y
 
 
+@checks.remembered
+def _bounds(quant_min: Any, quant_max: Any, rounding: Any, kind: type) -> tuple[int, int, bool]:
+    return *checks.bounds(quant_min, quant_max, kind), checks.divides(rounding)
+
+
+@checks.remembered
+def _channels(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any, quant_min: Any,
+    quant_max: Any, rounding: Any,
+) -> tuple[Granularity, tuple[tuple[int]], tuple[int, int, int], bool]:  # fmt: skip
+    """The granularity, the shapes of the qparams, the constants and whether to divide."""
+    a = checks.axis_of(axis, ArraySpec(shape, dtype))
+    bounds = checks.bounds(quant_min, quant_max, kind)
+    return layout.per_channel(shape, a), ((shape[a],),), (*bounds, 0), checks.divides(rounding)
+
+
 def _per_channel(
-    input: Any, scale: Any, zero_point: Any, axis: Any, quant_min: Any, quant_max: Any,
-    rounding: Any, out: Any, mask: Array | None = None,
-) -> Array:  # fmt: skip
+    input: Any, scale: Any, zero_point: Any, args: tuple[Any, ...], masked: bool, out: Any = None
+) -> tuple[Array, Any]:
     x = checks.floats(input)
-    a = checks.axis_of(axis, x)
-    shape = (x.shape[a],)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    s, z = scale, zero_point
-    usual = checks.sound(s, z, shape, dtypes.int32, lo, hi)
-    if not usual:
-        s = checks.scales_float32(scale, "scale", (shape,), x)
-        z = checks.parameters(zero_point, "zero_point", (shape,), x)
-    lib, code = backend.of(x), "float64"
-    if z.dtype == dtypes.float16:
-        kernel = lib.fake_quantize_half_zero_point
-        checks.all_finite(z, "zero_point")
-    elif z.dtype in dtypes.FLOATS:
-        kernel, z = lib.fake_quantize_float_zero_point, checks.cast(z, dtypes.float32)
-        checks.all_finite(z, "zero_point")
+    granularity, shapes, constants, divide = _channels(x.shape, x.dtype, type(x), *args)
+    lo, hi, _ = constants
+    lib = backend.of(x)
+    kernel = lib.fake_quantize_per_channel_by_division if divide else lib.fake_quantize_per_channel
+    code = checks.precision(x.dtype, lo, hi)
+    found = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
+    if found is not None:
+        s, z = found
     else:
-        kernel, code = lib.fake_quantize_per_channel, checks.precision(x.dtype, lo, hi)
-        if not usual:
+        s = checks.scales_float32(scale, "scale", shapes, x)
+        z = checks.parameters(zero_point, "zero_point", shapes, x)
+        if z.dtype not in dtypes.FLOATS:
             checks.in_range(z, "zero_point", lo, hi)
             z = checks.int32s(z, "zero_point")
-    if checks.divides(rounding):
-        kernel = lib.fake_quantize_per_channel_by_division
-        code = "wide" if z.dtype in dtypes.FLOATS else code
-    y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
-    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
-    return y
+        else:
+            checks.all_finite(z, "zero_point")
+            code = "wide" if divide else "float64"
+            if z.dtype != dtypes.float16:
+                z = checks.cast(z, dtypes.float32)
+                checks.all_finite(z, "zero_point")
+            if not divide:
+                half = z.dtype == dtypes.float16
+                kernel = (
+                    lib.fake_quantize_half_zero_point
+                    if half
+                    else lib.fake_quantize_float_zero_point
+                )
+    y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
+    mask = checks.output(None, x, _BOOL) if masked else None
+    kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
+    return y, mask
 
 
 def _decomposed(
-    input: Any, scales: Any, zero_points: Any, axis: Any, quant_min: Any, quant_max: Any,
-    rounding: Any, out: Any, mask: Array | None = None,
-) -> Array:  # fmt: skip
+    input: Any, scales: Any, zero_points: Any, args: tuple[Any, ...], masked: bool, out: Any = None
+) -> tuple[Array, Any]:
     x = checks.floats(input)
-    a = checks.axis_of(axis, x)
-    shapes = ((x.shape[a],),)
-    s = checks.scales_float32(scales, "scales", shapes, x)
-    if x.dtype == dtypes.float64:
-        s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
-    z = checks.parameters(zero_points, "zero_points", shapes, x)
-    z = checks.int32s(z, "zero_points")
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    lib, divide = backend.of(x), checks.divides(rounding)
+    granularity, shapes, constants, divide = _channels(x.shape, x.dtype, type(x), *args)
+    found = None
+    if x.dtype != dtypes.float64:
+        end = 2**31
+        found = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
+    if found is not None:
+        s, z = found
+    else:
+        s = checks.scales_float32(scales, "scales", shapes, x)
+        if x.dtype == dtypes.float64:
+            s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
+        z = checks.int32s(checks.parameters(zero_points, "zero_points", shapes, x), "zero_points")
+    lib = backend.of(x)
     kernel = lib.fake_quantize_decomposed_by_division if divide else lib.fake_quantize_decomposed
-    y = checks.output(out, x, x.dtype, scales=s, zero_points=z)
-    code = dtypes.compute(x.dtype).name
-    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
-    return y
+    y = checks.output(out, x, x.dtype, ("scales", "zero_points"), (s, z))
+    mask = checks.output(None, x, _BOOL) if masked else None
+    code = "float64" if x.dtype == dtypes.float64 else "float32"
+    kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
+    return y, mask
 
 
 def _masked(grad: Any, mask: Any, out: Any) -> Array:
     g, m = checks.real(grad, "grad"), checks.array(mask, "mask")
-    checks.together(g, m, "mask")
+    if type(g) is not type(m):
+        checks.together(g, m, "mask")
     if m.dtype != _BOOL:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)
-    y = checks.output(out, g, g.dtype, mask=m)
+    y = checks.output(out, g, g.dtype, ("mask",), (m,))
     backend.of(g).masked_gradient(g, m, y)
     return y
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -248,43 +249,56 @@ def fused_moving_avg_obs_fake_quant_cachemask(
 # --- what they share --------------------------------------------------------------------------
 
 
+@checks.remembered
+def _plan(
+    shape: tuple[int, ...], kind: type, averaging_const: Any, quant_min: Any, quant_max: Any,
+    ch_axis: Any, per_row_fake_quant: Any,
+) -> tuple[Granularity, checks.Shapes, float, tuple[int, int], bool]:  # fmt: skip
+    """The granularity, the shapes of the state, the weight, the bounds, and whether per row."""
+    c = checks.finite(averaging_const, "averaging_const", kind)
+    bounds = _int32_bounds(quant_min, quant_max, kind)
+    if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
+        a = checks.axis_of(ch_axis, ArraySpec(shape, dtypes.float32), "ch_axis")
+        return layout.per_channel(shape, a), ((shape[a],),), c, bounds, True
+    return Granularity(1, prod(shape), None), ((1,), ()), c, bounds, False
+
+
 def _fused(
     input: Any, observer_on: Any, fake_quant_on: Any, running_min: Any, running_max: Any,
     scale: Any, zero_point: Any, averaging_const: Any, quant_min: Any, quant_max: Any,
     ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any, masked: bool,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
+    granularity, shapes, c, bounds, per_row = _plan(
+        x.shape, type(x), averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant
+    )
     observe = checks.switch(observer_on, "observer_on", type(x))
     enabled = checks.switch(fake_quant_on, "fake_quant_on", type(x))
-    per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant", type(x))
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", type(x))
-    c = checks.finite(averaging_const, "averaging_const", type(x))
-    lo, hi = _int32_bounds(quant_min, quant_max, x)
-    axis = checks.axis_of(ch_axis, x, "ch_axis") if per_row else 0
-    shapes = ((x.shape[axis],),) if per_row else ((1,), ())
     low = _state(running_min, "running_min", shapes, x, _FLOAT)
     high = _state(running_max, "running_max", shapes, x, _FLOAT)
     s = _state(scale, "scale", shapes, x, _FLOAT)
     z = _state(zero_point, "zero_point", shapes, x, _INTEGER if not per_row else _INTEGER[:1])
     y = checks.output(None, x, x.dtype)
     mask = checks.output(None, x, _BOOL) if masked else None
-    if isinstance(x, ArraySpec):
+    if type(x) is ArraySpec or x.size == 0:
         return y, mask
-    lib = backend.of(x)
-    if x.size == 0:
-        return y, mask
-    granularity = layout.per_channel(x.shape, axis) if per_row else Granularity(1, x.size, None)
-    state = low, high, s, z
-    low, high, s, z = (checks.flat(p) for p in state)
-    if observe:
-        seen = (checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x))
-        lib.move(*seen, c, low, high)
-    if enabled:
+    lib, state = backend.of(x), (low, high, s, z)
+    low, high, s, z = checks.flat(low), checks.flat(high), checks.flat(s), checks.flat(z)
+    if observe and enabled:
+        run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm
+        run(granularity, x, c, low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
+    elif observe:
+        lib.move(
+            *(checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)), c, low, high
+        )
+    elif enabled:
         choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
-        choose(low, high, (lo, hi), SMALL_SCALE, 0, "float32", s, z)
+        choose(low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
     for p, u in zip(state, (low, high, s, z), strict=True):
         if u is not p and not checks.overlap(p, u):
             checks.assign(p, u)
+    lo, hi = bounds
     if not enabled:
         lib.copy(x, y, mask)
     elif per_row:
@@ -293,7 +307,7 @@ def _fused(
             granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
         )
     else:
-        if isinstance(s, np.ndarray):
+        if type(s) is np.ndarray:
             s, z = s.item(), int(z.item())
         else:
             z = checks.cast(z, dtypes.int32)
@@ -302,11 +316,11 @@ def _fused(
 
 
 _FLOAT = (dtypes.float32,)
-_INTEGER = (np.dtype(np.int32), np.dtype(np.int64), dtypes.float32)
+_INTEGER = (dtypes.int32, np.dtype(np.int64), dtypes.float32)
 
 
-def _int32_bounds(quant_min: Any, quant_max: Any, x: Array) -> tuple[int, int]:
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+def _int32_bounds(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
     lo, hi = (
         _INT32[i] if type(v) is ArraySpec else n
         for i, (v, n) in enumerate(((quant_min, lo), (quant_max, hi)))
@@ -317,17 +331,17 @@ def _int32_bounds(quant_min: Any, quant_max: Any, x: Array) -> tuple[int, int]:
 
 
 def _state(
-    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, allowed: tuple[Any, ...]
+    value: Any, name: str, shapes: checks.Shapes, x: Array, allowed: tuple[Any, ...]
 ) -> Array:
     """An array that is updated in place."""
-    p = checks.place(value, name)
-    if type(p) is ArraySpec or checks.on_device(p) or checks.on_device(x):
+    p = value if type(value) is np.ndarray else checks.place(value, name)
+    if type(p) is not np.ndarray or type(x) not in (np.ndarray, ArraySpec):
         checks.together(x, p, name)
     if p.dtype not in allowed:
         raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {p.dtype}")
     if p.shape not in shapes:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, "
                          f"got {p.shape}")  # fmt: skip
-    if isinstance(p, np.ndarray):
+    if type(p) is np.ndarray:
         checks.writeable(p, name)
     return p
