@@ -17,6 +17,8 @@ Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceA
 
 ARRAYS = (np.ndarray, ArraySpec)
 
+_BOOL = np.dtype(np.bool_)
+
 
 def array(value: Any, name: str) -> Array:
     """`value` as an array, a spec or a DeviceArray; of the rest, only NumPy's scalars are."""
@@ -136,10 +138,10 @@ def output(
     `out` may be the input itself, and must not overlap the `others`, which have `names`.
     """
     if out is None and type(x) is np.ndarray:
-        # As x lies in memory, if it has no gaps: so does PyTorch.
-        if x.flags.c_contiguous or memory_order(x) is None:
+        if x.flags.c_contiguous:
             return np.empty(x.shape, dtype)
-        return np.empty_like(x, dtype)
+        # As x lies in memory, if it has no gaps: so does PyTorch.
+        return np.empty(x.shape, dtype) if memory_order(x) is None else np.empty_like(x, dtype)
     if type(x) is ArraySpec and out is None:
         return ArraySpec(x.shape, dtype)
     shape = x.shape
@@ -160,6 +162,14 @@ def output(
     elif type(y) is not ArraySpec:
         _apart_on_device(x, y, zip(names, others, strict=True))
     return out  # itself, though it be a memory map
+
+
+def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]:
+    """New arrays of the dtype of `x` and of bools, of which the second may not be asked for."""
+    if type(x) is np.ndarray and x.flags.c_contiguous:
+        shape = x.shape
+        return np.empty(shape, x.dtype), np.empty(shape, _BOOL) if masked else None
+    return output(None, x, x.dtype), output(None, x, _BOOL) if masked else None
 
 
 def overlap(a: Array, b: Array) -> bool:

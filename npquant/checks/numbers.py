@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from npquant.checks.arrays import ARRAYS, Array, array, native
-from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, float32, int32
 from npquant.errors import show
 from npquant.meta import ArraySpec
 
@@ -164,6 +164,20 @@ def truncated_int32(value: Any, name: str = "zero_point", kind: type | None = No
     if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
         raise ValueError(f"{name} must fit int32, got {z}")
     return int(z)
+
+
+def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]:
+    """A float32 scale and an int32 zero point, which come in arrays."""
+    if (
+        type(scale) is type(zero_point) is np.ndarray
+        and scale.dtype == float32
+        and zero_point.dtype == int32
+        and scale.size == zero_point.size == 1
+    ):
+        s = scale.item()
+        if 0 < s < math.inf:
+            return s, zero_point.item()
+    return scale_float32(scale, "scale", kind), truncated_int32(zero_point, "zero_point", kind)
 
 
 def finite(value: Any, name: str, kind: type | None = None) -> float:

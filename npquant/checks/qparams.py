@@ -86,7 +86,8 @@ def usual(
             and scale.flags.carray
             and zero_point.flags.carray
         ):
-            s, z = scale.ravel(), zero_point.ravel()
+            s = scale if scale.ndim == 1 else scale.ravel()
+            z = zero_point if zero_point.ndim == 1 else zero_point.ravel()
             if inside(kind, s, z, lo, hi):
                 return s, z
     return None

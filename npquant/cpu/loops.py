@@ -141,8 +141,9 @@ class Elementwise:
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
-                    x, y = x.ravel(), y.ravel()
-                    mask = None if mask is None else mask.ravel()
+                    if x.ndim != 1:
+                        x, y = x.ravel(), y.ravel()
+                        mask = None if mask is None else mask.ravel()
                     entry(0, n, 0, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
                     return
         if precision[2] == "wide" and self._wide is not None:

@@ -14,7 +14,7 @@ from npquant.cpu.storage import TYPES
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
-from npquant.primitives import item, key, like, widen
+from npquant.primitives import bits, item, key, like, widen
 
 Array = np.ndarray[Any, Any]
 
@@ -116,7 +116,8 @@ class Observe:
                     for k in range(np.uintp(inner)):
                         i = key(x[base + k])
                         a, b = min(a, i), max(b, i)
-                least, greatest = extremes(a, b, item(x))
+                kind = type(bits(x[c * inner]))  # keys are made wider on the way
+                least, greatest = extremes(kind(a), kind(b), item(x))
                 low[c] = f.moving_average(low[c], like(least, low[c]), constant)
                 high[c] = f.moving_average(high[c], like(greatest, high[c]), constant)
                 chosen = formula(low[c], high[c], lo, hi, eps, middle, s)
@@ -135,9 +136,12 @@ class Observe:
         n = x.size
         if n < PARALLEL_FROM and x.flags.carray:
             channels, inner, _ = granularity
-            args = (channels, inner, x.ravel(), constant, low, high, *bounds, eps, middle, scale,
-                    zero_point)  # fmt: skip
-            self._kernel(channels, n, args, (x.dtype, precision, scale.dtype, zero_point.dtype))
+            lo, hi = bounds
+            x = x if x.ndim == 1 else x.ravel()
+            key = x.dtype, precision, scale.dtype, zero_point.dtype
+            run = self._kernel.serial.get(key) or self._kernel.compiled(key)
+            run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, middle, scale,
+                zero_point)  # fmt: skip
             return
         with np.errstate(over="ignore"):
             least, greatest = (v.astype(low.dtype) for v in minmax(granularity, x))

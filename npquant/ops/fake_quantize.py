@@ -107,7 +107,7 @@ def fake_quantize_per_tensor_affine(
     x = checks.floats(input)
     numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
     y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
-    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y)
+    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, None)
     return y
 
 
@@ -195,7 +195,7 @@ def fake_quantize_per_tensor_affine_cachemask(
     """
     x = checks.floats(input)
     numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
-    y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
+    y, mask = checks.output_and_mask(x)
     _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, mask)
     return y, mask
 
@@ -289,16 +289,18 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    lo, hi, divide = _bounds(quant_min, quant_max, rounding, type(x))
-    if checks.any_on_device(x, scale, zero_point):
+    constants, code, divide = _bounds(x.dtype, type(x), quant_min, quant_max, rounding)
+    if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point)
     else:
-        s = checks.scale_float32(scale, kind=type(x))
-        z = checks.truncated_int32(zero_point, "zero_point", type(x))
+        s, z = checks.tensor_numbers(scale, zero_point, type(x))
+        if z > checks.EXACT32 or z < -checks.EXACT32:
+            code = checks.precision(x.dtype, *constants[:2], z)
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
-    y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
+    y, mask = checks.output_and_mask(x)
     if enabled:
-        run_per_tensor(x, s, z, lo, hi, y, mask, divide)
+        kernel = _per_tensor(x, divide)
+        kernel(layout.PER_TENSOR, x, s, z, constants, ("float32", code, code), y, mask)
     else:
         backend.of(x).copy(x, y, mask)
     return y, mask
@@ -462,8 +464,9 @@ def fake_quantize_per_channel_affine(
     array([[1.   , 1.   , 6.   ],
            [0.375, 1.375, 3.375]], dtype=float32)
     """
-    args = axis, quant_min, quant_max, rounding
-    return _per_channel(input, scale, zero_point, args, False, out)[0]
+    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, False, out)[
+        0
+    ]
 
 
 def fake_quantize_per_channel_affine_cachemask(
@@ -558,7 +561,7 @@ def fake_quantize_per_channel_affine_cachemask(
     array([[ True,  True, False],
            [ True,  True, False]])
     """
-    return _per_channel(input, scale, zero_point, (axis, quant_min, quant_max, rounding), True)
+    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, True)
 
 
 def fake_quantize_per_channel_affine_cachemask_backward(
@@ -711,8 +714,9 @@ def fake_quant_per_channel(
     array([[0. , nan],
            [1.5, 3.5]], dtype=float32)
     """
-    args = axis, quant_min, quant_max, rounding
-    return _decomposed(input, scales, zero_points, args, False, out)[0]
+    return _decomposed(
+        input, scales, zero_points, axis, quant_min, quant_max, rounding, False, out
+    )[0]
 
 
 def fake_quant_per_channel_cachemask(
@@ -802,7 +806,7 @@ def fake_quant_per_channel_cachemask(
     array([[ True, False],
            [ True, False]])
     """
-    return _decomposed(input, scales, zero_points, (axis, quant_min, quant_max, rounding), True)
+    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, rounding, True)
 
 
 def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | None = None) -> Array:
@@ -881,7 +885,7 @@ def _numbers(
     x: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, rounding: Any
 ) -> tuple[Any, ...]:
     """The arguments of aten's per-tensor ops."""
-    if not checks.any_on_device(x, scale, zero_point):
+    if type(x) is np.ndarray or not checks.any_on_device(x, scale, zero_point):
         return checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     checks.divides(rounding)
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
@@ -896,90 +900,90 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
     return s, z if type(z) is int else checks.cast(z, dtypes.int32)
 
 
-def run_per_tensor(
-    x: Array, s: Any, z: Any, lo: int, hi: int, y: Array, mask: Array | None, divide: bool = False
-) -> Array:
-    """The kernel of one scale, on checked arguments."""
-    code = checks.precision(x.dtype, lo, hi, z if type(z) is int else 0)
-    kernel = _per_tensor(x, divide)
-    kernel(layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
-    return y
-
-
 @checks.remembered
-def _bounds(quant_min: Any, quant_max: Any, rounding: Any, kind: type) -> tuple[int, int, bool]:
-    return *checks.bounds(quant_min, quant_max, kind), checks.divides(rounding)
+def _bounds(
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, rounding: Any
+) -> tuple[tuple[int, int, int], str, bool]:
+    """The constants and their precision, and whether to divide."""
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    return (lo, hi, 0), checks.precision(dtype, lo, hi), checks.divides(rounding)
 
 
 @checks.remembered
 def _channels(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any, quant_min: Any,
     quant_max: Any, rounding: Any,
-) -> tuple[Granularity, tuple[tuple[int]], tuple[int, int, int], bool]:  # fmt: skip
-    """The granularity, the shapes of the qparams, the constants and whether to divide."""
-    a = checks.axis_of(axis, ArraySpec(shape, dtype))
-    bounds = checks.bounds(quant_min, quant_max, kind)
-    return layout.per_channel(shape, a), ((shape[a],),), (*bounds, 0), checks.divides(rounding)
+) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool]:  # fmt: skip
+    """The granularity, shapes of qparams, constants and their precision, and whether to divide."""
+    granularity, shapes = checks.channels(shape, axis)
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    code = checks.precision(dtype, lo, hi)
+    return granularity, shapes, (lo, hi, 0), ("float32", code, code), checks.divides(rounding)
 
 
 def _per_channel(
-    input: Any, scale: Any, zero_point: Any, args: tuple[Any, ...], masked: bool, out: Any = None
-) -> tuple[Array, Any]:
+    input: Any, scale: Any, zero_point: Any, axis: Any, quant_min: Any, quant_max: Any,
+    rounding: Any, masked: bool, out: Any = None,
+) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, constants, divide = _channels(x.shape, x.dtype, type(x), *args)
+    granularity, shapes, constants, names, divide = _channels(
+        x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
+    )
     lo, hi, _ = constants
     lib = backend.of(x)
     kernel = lib.fake_quantize_per_channel_by_division if divide else lib.fake_quantize_per_channel
-    code = checks.precision(x.dtype, lo, hi)
-    found = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
-    if found is not None:
-        s, z = found
-    else:
+    qparams = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
+    if qparams is None:
         s = checks.scales_float32(scale, "scale", shapes, x)
         z = checks.parameters(zero_point, "zero_point", shapes, x)
-        if z.dtype not in dtypes.FLOATS:
-            checks.in_range(z, "zero_point", lo, hi)
-            z = checks.int32s(z, "zero_point")
-        else:
-            checks.all_finite(z, "zero_point")
-            code = "wide" if divide else "float64"
+        if z.dtype in dtypes.FLOATS:
             if z.dtype != dtypes.float16:
                 z = checks.cast(z, dtypes.float32)
-                checks.all_finite(z, "zero_point")
+            checks.all_finite(z, "zero_point")
+            names = ("float32", *("wide" if divide else "float64",) * 2)
             if not divide:
                 half = z.dtype == dtypes.float16
                 kernel = (
-                    lib.fake_quantize_half_zero_point
-                    if half
+                    lib.fake_quantize_half_zero_point if half
                     else lib.fake_quantize_float_zero_point
-                )
-    y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
-    mask = checks.output(None, x, _BOOL) if masked else None
-    kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
+                )  # fmt: skip
+        else:
+            checks.in_range(z, "zero_point", lo, hi)
+            z = checks.int32s(z, "zero_point")
+        qparams = s, z
+    s, z = qparams
+    if masked:
+        y, mask = checks.output_and_mask(x)
+    else:
+        y, mask = checks.output(out, x, x.dtype, _QPARAMS, qparams), None
+    kernel(granularity, x, s, z, constants, names, y, mask)
     return y, mask
 
 
 def _decomposed(
-    input: Any, scales: Any, zero_points: Any, args: tuple[Any, ...], masked: bool, out: Any = None
-) -> tuple[Array, Any]:
+    input: Any, scales: Any, zero_points: Any, axis: Any, quant_min: Any, quant_max: Any,
+    rounding: Any, masked: bool, out: Any = None,
+) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, constants, divide = _channels(x.shape, x.dtype, type(x), *args)
-    found = None
-    if x.dtype != dtypes.float64:
-        end = 2**31
-        found = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
-    if found is not None:
-        s, z = found
-    else:
+    granularity, shapes, constants, _, divide = _channels(
+        x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
+    )
+    double, end = x.dtype == dtypes.float64, 2.0**31
+    qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
+    if qparams is None or double:
         s = checks.scales_float32(scales, "scales", shapes, x)
-        if x.dtype == dtypes.float64:
+        if double:
             s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
-        z = checks.int32s(checks.parameters(zero_points, "zero_points", shapes, x), "zero_points")
+        z = checks.parameters(zero_points, "zero_points", shapes, x)
+        qparams = s, checks.int32s(z, "zero_points")
+    s, z = qparams
     lib = backend.of(x)
     kernel = lib.fake_quantize_decomposed_by_division if divide else lib.fake_quantize_decomposed
-    y = checks.output(out, x, x.dtype, ("scales", "zero_points"), (s, z))
-    mask = checks.output(None, x, _BOOL) if masked else None
-    code = "float64" if x.dtype == dtypes.float64 else "float32"
+    if masked:
+        y, mask = checks.output_and_mask(x)
+    else:
+        y, mask = checks.output(out, x, x.dtype, ("scales", "zero_points"), qparams), None
+    code = "float64" if double else "float32"
     kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
     return y, mask
 

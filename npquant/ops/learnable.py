@@ -856,17 +856,14 @@ def _backward(
         x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding
     )
     g = checks.same(grad, "grad", x)
-    given = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
-    s, z = checks.learned_qparams(*given, shapes, x)
+    u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
+    s, z = checks.learned_qparams(u, v, shapes, x)
     y = checks.output(None, x, x.dtype)
-    if isinstance(x, ArraySpec):
-        return y, *(ArraySpec(p.shape, p.dtype) for p in given)
-    if x.size == 0:
-        return y, *(checks.full(x, p.shape, p.dtype, 0) for p in given)
-    slope, shift = (
-        checks.new(x, p.shape, p.dtype if p.dtype in _SUMS else dtypes.float64) for p in given
-    )
+    if type(x) is ArraySpec or x.size == 0:
+        return y, checks.full(x, u.shape, u.dtype, 0), checks.full(x, v.shape, v.dtype, 0)
+    a, b = u.dtype, v.dtype
+    slope = checks.new(x, u.shape, a if a in _SUMS else dtypes.float64)
+    shift = checks.new(x, v.shape, b if b in _SUMS else dtypes.float64)
     run = getattr(backend.of(x), f"{kernel}_nearest" if nearest else kernel)
     run(granularity, g, x, s, z, constants, code, y, checks.flat(slope), checks.flat(shift))
-    kinds = [p.dtype for p in given]
-    return y, checks.rounded_once(slope, kinds[0]), checks.rounded_once(shift, kinds[1])
+    return y, checks.rounded_once(slope, a), checks.rounded_once(shift, b)
