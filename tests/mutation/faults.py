@@ -51,7 +51,7 @@ ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
 DATA = tests("layouts", "layout_of_the_data")
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
 SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
-PRIMITIVES = ("tests/test_primitives.py",)
+PRIMITIVES, REMEMBERED = ("tests/test_primitives.py",), ("tests/test_remembered.py",)
 
 FAULTS = (
     # --- formulas: quantize -----------------------------------------------------------------------
@@ -260,7 +260,7 @@ FAULTS = (
           "    if True:",
           "a check removed: a zero point outside the bounds", ERRORS),
     Fault("checks/qparams.py",
-          "in_range(s, name, 5e-324, 1.7976931348623157e308,",
+          "in_range(s, name, 5e-324, _MOST,",
           "in_range(s, name, 5e-324, math.inf,",
           "an infinite scale", ERRORS),
     Fault("checks/qparams.py",
@@ -279,6 +279,14 @@ FAULTS = (
           "EXACT32, EXACT64 = 2**23, 2**52",
           "EXACT32, EXACT64 = 2**26, 2**52",
           "codes in a precision that does not hold them", FAKE),
+    Fault("checks/calls.py",
+          "        if all(type(a) in _PLAIN or isinstance(a, _FIXED) for a in args):\n",
+          "        if args:\n",
+          "an object remembered that has changed since", REMEMBERED),
+    Fault("checks/qparams.py",
+          "            if inside(kind, s, z, lo, hi):\n",
+          "            if len(kind) == 2:\n",
+          "a check removed: the values of qparams as they mostly are", REMEMBERED),
     Fault("dtypes.py",
           "    bits |= (near != x) & np.isfinite(near)\n",
           "",
@@ -303,8 +311,8 @@ FAULTS = (
           "for tile in range(1, least.shape[1] - 1):",
           "the last tile dropped from minima and maxima", TILES),
     Fault("cpu/reduce.py",
-          "lo[c] = u if widen(v) == widen(v) else v",
-          "lo[c] = u",
+          "return (u if widen(v) == widen(v) else v), ",
+          "return u, ",
           "a NaN lost in a minimum", FUSED),
     Fault("cpu/lanes.py",
           "        for k in range(first + n, first + rows * LANES):\n            terms[k] = 0\n",
