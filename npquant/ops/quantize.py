@@ -844,7 +844,7 @@ def _dequantizing_on_device(
 
 
 def _output_dtype(dtype: Any, name: str) -> dtypes.DType:
-    return dtypes.float32 if dtype is None or dtype is np.float32 else dtypes.floating(dtype, name)
+    return dtypes.float32 if dtype is None else dtypes.floating(dtype, name)
 
 
 def _at_least(s: Array, x: Array) -> Array:
