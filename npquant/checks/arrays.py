@@ -238,7 +238,7 @@ def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
 def rounded_once(v: Array, dtype: DType) -> Array:
     """Sums in float64, or of the dtype already, in one rounding."""
     if type(v) is np.ndarray:
-        return dtypes.round_once(v, dtype)
+        return v if v.dtype == dtype else dtypes.round_once(v, dtype)
     if array(v, "sum").dtype != dtype:
         raise TypeError(
             f"scale and zero_point with gradients must be float32 or float64 on a GPU, got {dtype}"

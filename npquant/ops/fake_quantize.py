@@ -289,18 +289,18 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    constants, code, divide = _bounds(x.dtype, type(x), quant_min, quant_max, rounding)
+    constants, names, divide = _bounds(x.dtype, type(x), quant_min, quant_max, rounding)
     if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point)
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
         if z > checks.EXACT32 or z < -checks.EXACT32:
             code = checks.precision(x.dtype, *constants[:2], z)
+            names = "float32", code, code
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     y, mask = checks.output_and_mask(x)
     if enabled:
-        kernel = _per_tensor(x, divide)
-        kernel(layout.PER_TENSOR, x, s, z, constants, ("float32", code, code), y, mask)
+        _per_tensor(x, divide)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
     else:
         backend.of(x).copy(x, y, mask)
     return y, mask
@@ -903,10 +903,11 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
 @checks.remembered
 def _bounds(
     dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, rounding: Any
-) -> tuple[tuple[int, int, int], str, bool]:
+) -> tuple[tuple[int, int, int], tuple[str, str, str], bool]:
     """The constants and their precision, and whether to divide."""
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    return (lo, hi, 0), checks.precision(dtype, lo, hi), checks.divides(rounding)
+    code = checks.precision(dtype, lo, hi)
+    return (lo, hi, 0), ("float32", code, code), checks.divides(rounding)
 
 
 @checks.remembered

@@ -249,18 +249,26 @@ def fused_moving_avg_obs_fake_quant_cachemask(
 
 @checks.remembered
 def _plan(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, averaging_const: Any, quant_min: Any,
-    quant_max: Any, ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any,
-) -> tuple[Granularity, checks.Shapes, bool, float, tuple[int, int], str, bool]:  # fmt: skip
+    shape: tuple[int, ...],
+    dtype: dtypes.DType,
+    kind: type,
+    averaging_const: Any,
+    quant_min: Any,
+    quant_max: Any,
+    ch_axis: Any,
+    per_row_fake_quant: Any,
+    symmetric_quant: Any,
+) -> tuple[Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool]:
     """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry."""
     c = checks.finite(averaging_const, "averaging_const", kind)
     bounds = _int32_bounds(quant_min, quant_max, kind)
     code = checks.precision(dtype, *bounds)
+    names = "float32", code, code
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
-        return layout.per_channel(shape, a), ((shape[a],),), True, c, bounds, code, symmetric
-    return Granularity(1, prod(shape), None), ((1,), ()), False, c, bounds, code, symmetric
+        return layout.per_channel(shape, a), ((shape[a],),), True, c, bounds, names, symmetric
+    return layout.whole(prod(shape)), ((1,), ()), False, c, bounds, names, symmetric
 
 
 def _fused(
@@ -269,7 +277,7 @@ def _fused(
     ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any, masked: bool,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, per_row, c, bounds, code, symmetric = _plan(
+    granularity, shapes, per_row, c, bounds, names, symmetric = _plan(
         x.shape, x.dtype, type(x), averaging_const, quant_min, quant_max, ch_axis,
         per_row_fake_quant, symmetric_quant,
     )  # fmt: skip
@@ -313,9 +321,10 @@ def _fused(
             s, z = s.item(), int(z.item())
             if z > checks.EXACT32 or z < -checks.EXACT32:
                 code = checks.precision(x.dtype, *bounds, z)
+                names = "float32", code, code
         else:
             z = checks.cast(z, dtypes.int32)
-    kernel(granularity, x, s, z, (*bounds, 0), ("float32", code, code), y, mask)
+    kernel(granularity, x, s, z, (*bounds, 0), names, y, mask)
     return y, mask
 
 

@@ -212,7 +212,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     (array([-0.8], dtype=float32), array([-1.], dtype=float32))
     """
     x = checks.floats(input)
-    plan = Granularity(1, x.size, None), _ONE
+    plan = layout.whole(x.size), _ONE
     return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
                      zero_point_rounding, "learnable_gradients_per_tensor")  # fmt: skip
 
@@ -820,13 +820,15 @@ def _constants(
 @checks.remembered
 def _constants_backward(
     dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any,
-    zero_point_rounding: Any,
-) -> tuple[tuple[int, int, float], str, bool]:  # fmt: skip
-    """The constants of a backward, their precision, and whether its codes are the nearest ones."""
+    zero_point_rounding: Any, kernel: str,
+) -> tuple[tuple[int, int, float], str, str]:  # fmt: skip
+    """The constants of a backward, their precision, and the name of the kernel."""
     rounding = checks.option(zero_point_rounding, "zero_point_rounding", ROUNDINGS)
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     factor = checks.finite(grad_factor, "grad_factor", kind)
-    return (lo, hi, factor), checks.precision(dtype, lo, hi), rounding == "nearest"
+    if rounding == "nearest":
+        kernel += "_nearest"
+    return (lo, hi, factor), checks.precision(dtype, lo, hi), kernel
 
 
 def _forward(
@@ -852,8 +854,8 @@ def _backward(
     kernel: str = "learnable_gradients_per_channel",
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     granularity, shapes = plan
-    constants, code, nearest = _constants_backward(
-        x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding
+    constants, code, name = _constants_backward(
+        x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding, kernel
     )
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
@@ -864,6 +866,6 @@ def _backward(
     a, b = u.dtype, v.dtype
     slope = checks.new(x, u.shape, a if a in _SUMS else dtypes.float64)
     shift = checks.new(x, v.shape, b if b in _SUMS else dtypes.float64)
-    run = getattr(backend.of(x), f"{kernel}_nearest" if nearest else kernel)
+    run = getattr(backend.of(x), name)
     run(granularity, g, x, s, z, constants, code, y, checks.flat(slope), checks.flat(shift))
     return y, checks.rounded_once(slope, a), checks.rounded_once(shift, b)
