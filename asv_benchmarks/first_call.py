@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -113,8 +114,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def selected(pattern: str) -> list[str]:
     """The cases of float32, and of int8 where there are codes, that match."""
-    import re
-
     dtypes = "float32", "float32 -> int8", "int8 -> float32"
     return [
         name for name, case in CASES.items() if case.dtype in dtypes and re.search(pattern, name)
@@ -129,6 +128,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here too")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # what a new process is asked for
     options = parser.parse_args(argv)
+    most = numba.config.NUMBA_NUM_THREADS
+    if not 1 <= options.threads <= most:
+        parser.error(f"--threads must be within 1..{most}, got {options.threads}")
     if options.case:
         print(json.dumps(first_call(options.case, options.threads)))
         return 0
