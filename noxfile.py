@@ -41,9 +41,11 @@ def cuda(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def exhaustive(session: nox.Session) -> None:
-    """Every float32 beside PyTorch, hours of it; arguments go to every_float.py."""
+    """Every float32 beside PyTorch, ten minutes of it; arguments go to every_float.py."""
     session.install("-e", ".[test,peers]")
-    session.run("python", "tests/exhaustive/every_float.py", *session.posargs)
+    cache = f"{session.create_tmp()}/numba"
+    command = "python", "tests/exhaustive/every_float.py", *session.posargs
+    session.run(*command, env={"NUMBA_CACHE_DIR": cache})
 
 
 @nox.session(python="3.11")
@@ -64,16 +66,19 @@ def mutation(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def coverage(session: nox.Session) -> None:
-    """Lines of the package that the default tests run, with the compiler and without it."""
-    session.install("-e", ".[test]")
+    """Lines of the package that the default tests run, with compilers and without them."""
+    session.install("-e", ".[test,test-cuda]")
     measure = "--cov=npquant", "--cov-report=", "--cov-fail-under=0"
-    _pytest(session, *measure, *session.posargs)
+    # The simulator's tests, which that one would start in a process that is not measured, follow.
+    simulated = "tests/test_cuda.py::test_in_the_simulator"
+    _pytest(session, *measure, "--deselect", simulated, *session.posargs)
+    measure += ("--cov-append",)
+    _pytest(session, *measure, "--dist", "load", "tests/cuda", NUMBA_ENABLE_CUDASIM="1")
     plain = [f"tests/test_{name}.py" for name in ("ops", "fuzz", "optim", "metrics", "observers")]
     kept = "qparams or fused or masked or learnable_per_tensor or fake_quant_per_channel"
-    kept += " or every_call or (test_rule and float64) or test_values or clipping or entropy_of"
+    kept += " or every_call or test_rule or test_values or clipping or entropy_of"
     kept += " or doubling"
-    without = {"NUMBA_DISABLE_JIT": "1"}
-    session.run("python", "-m", "pytest", *measure, "--cov-append", *plain, "-k", kept, env=without)
+    _pytest(session, *measure, *plain, "-k", kept, NUMBA_DISABLE_JIT="1")
     session.run("python", "-m", "coverage", "report")
 
 
@@ -104,7 +109,7 @@ def bench(session: nox.Session) -> None:
     session.run("python", "asv_benchmarks/compare.py", *(session.posargs or ["--quick"]))
 
 
-def _pytest(session: nox.Session, *args: str) -> None:
+def _pytest(session: nox.Session, *args: str, **env: str) -> None:
     """Run pytest with a Numba cache of the session's own."""
     cache = f"{session.create_tmp()}/numba"
-    session.run("python", "-m", "pytest", *args, env={"NUMBA_CACHE_DIR": cache})
+    session.run("python", "-m", "pytest", *args, env={"NUMBA_CACHE_DIR": cache, **env})

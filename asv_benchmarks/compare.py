@@ -2,7 +2,7 @@
 
     python asv_benchmarks/compare.py --quick
 
-In every case npquant, each peer and the copy floor take turns, sample by sample, so that a busy
+In every cell npquant, each peer and the copy floor take turns, sample by sample, so that a busy
 machine hurts all alike; what is printed are medians. The floor is `np.copyto` with as many bytes
 read and written as the op must read and write. Compilation and first calls are not timed.
 """
@@ -10,6 +10,8 @@ read and written as the op must read and write. Compilation and first calls are 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import inspect
 import json
 import platform
 import re
@@ -22,106 +24,170 @@ from time import perf_counter
 from timeit import Timer
 from typing import Any
 
+import goals
 import numba
 import numpy as np
+import tables
 from benchmarks import cases, peers, work
-from benchmarks.cases import QUICK, Call, Case
+from benchmarks.cases import Call, Case, Inputs
 
 import npquant
 
-CASES = cases.CASES | work.CASES
+SPECS = cases.SPECS + work.SPECS
 
 #: How long a sample takes, about: many calls of a small array, one of a large one.
 SAMPLE_SECONDS = 0.002
-LEAST_ROUNDS = 7
-
-COLUMNS = (
-    "op", "dtype", "layout", "size", "npquant", "best peer", "its time", "copy",
-    "npquant/copy", "peer/npquant", "torch/npquant",
-)  # fmt: skip
-NUMERIC = COLUMNS[3:5] + COLUMNS[6:]
-RATIOS = COLUMNS[8:]
-
-#: The peers that are PyTorch's own call of the same op.
-SAME_OP = ("torch", "torch decomposed", "torch work")
+LEAST_ROUNDS = 5
 
 
-def loops(call: Call) -> int:
-    """How many calls make a sample."""
-    n = 1
-    # The least of three: one interrupted call must not pass for a slow one.
-    while (spent := min(Timer(call).repeat(3, n))) < SAMPLE_SECONDS / 10:
-        n *= 10
-    return max(1, round(n * SAMPLE_SECONDS / spent))
+# --- the measurement --------------------------------------------------------------------------
 
 
-def medians(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """The median time of a call, of samples that are taken in turn."""
-    turns = [(name, Timer(call), loops(call)) for name, call in calls.items()]
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    rounds, end = 0, perf_counter() + seconds
+class Turn:
+    """A call that takes turns with others, on so many threads of npquant."""
+
+    def __init__(self, call: Call, threads: int) -> None:
+        self.timer, self.threads = Timer(call), threads
+        self.samples: list[float] = []
+        self.loops = 1
+        # The least of three: one interrupted call must not pass for a slow one.
+        while (spent := self._least()) < SAMPLE_SECONDS / 10:
+            self.loops *= 10
+        self.loops = max(1, round(self.loops * SAMPLE_SECONDS / spent))
+
+    def _least(self) -> float:
+        numba.set_num_threads(self.threads)
+        first = self.timer.timeit(self.loops)
+        return first if first > SAMPLE_SECONDS else min(first, *self.timer.repeat(2, self.loops))
+
+    def take(self) -> None:
+        numba.set_num_threads(self.threads)
+        self.samples.append(self.timer.timeit(self.loops) / self.loops)
+
+    @property
+    def microseconds(self) -> float:
+        return statistics.median(self.samples) * 1e6
+
+
+def medians(turns: dict[str, Turn], seconds: float) -> dict[str, float]:
+    """The median microseconds of a call, of samples that are taken in turn."""
+    order, rounds, end = list(turns.values()), 0, perf_counter() + seconds
     while rounds < LEAST_ROUNDS or perf_counter() < end:
-        for name, timer, n in turns:
-            samples[name].append(timer.timeit(n) / n)
-        turns.append(turns.pop(0))  # nobody always comes after the same one
+        for turn in order:
+            turn.take()
+        order.append(order.pop(0))  # nobody always comes after the same one
         rounds += 1
-    return {name: statistics.median(times) for name, times in samples.items()}
+    return {name: turn.microseconds for name, turn in turns.items()}
 
 
 def copy_of(moved: int) -> Call:
-    """A copy that reads and writes `moved` bytes in all."""
-    source = np.random.default_rng(0).integers(0, 256, max(1, moved // 2), np.uint8)
+    """A copy that reads and writes `moved` bytes in all, to memory that is there."""
+    source = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), _half(moved))
     return partial(np.copyto, source.copy(), source)
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """One row: microseconds of npquant, of each peer, and of the floor."""
-    inputs = case.inputs()
+def copy_to_new(moved: int, written: int) -> Call:
+    """The same where `written` of the bytes go to memory that each call allocates."""
+    new = min(written, _half(moved))
+    source = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), _half(moved))
+    fresh, rest, there = source[:new], source[new:], source[new:].copy()
+
+    def copy() -> np.ndarray[Any, Any]:
+        np.copyto(there, rest)
+        result = np.empty(new, np.uint8)
+        np.copyto(result, fresh)
+        return result
+
+    return copy
+
+
+def _half(moved: int) -> int:
+    return max(1, moved // 2)
+
+
+def beyond_results(call: Call, results: int) -> int | None:
+    """By how many bytes the memory of the process grows in a call, beyond its results."""
+    status, refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what is free must not serve the call unseen
+        refs.write_text("5")  # sets the peak to what is there now
+    except (OSError, AttributeError):
+        return None  # not Linux with glibc
+
+    def kib(name: str) -> int:
+        return int(re.findall(rf"{name}:\s*(\d+)", status.read_text())[0])
+
+    before = kib("VmRSS")
+    call()
+    return max(0, (kib("VmHWM") - before) * 1024 - results)
+
+
+def ours(case: Case, inputs: Inputs) -> tuple[dict[str, Call], int, int]:
+    """npquant's calls and the floors; the bytes that move, and those of the results."""
     call = case.call(inputs)
-    moved = case.moved(inputs, call())
-    rivals = peers.calls_of(case, inputs)
-    for rival in rivals.values():
-        rival()
-    times = medians({"npquant": call, "copy": copy_of(moved)} | rivals, seconds)
-    own = times["npquant"]
-    best = min(rivals, key=times.__getitem__, default=None)
-    same = next((name for name in SAME_OP if name in rivals), None)
+    result = call()
+    moved = case.moved(inputs, result)
+    written = sum(a.nbytes for a in cases.arrays(result))
+    calls: dict[str, Call] = {"npquant": call, "copy": copy_of(moved)}
+    op = getattr(npquant, case.op, None)
+    if case.size < goals.COSTLY:
+        pass
+    elif op and "out" in inspect.signature(op).parameters:
+        calls["npquant out"] = partial(call, out=result)
+        calls["npquant out"]()
+    else:
+        calls["copy new"] = copy_to_new(moved, written)
+    if case.size <= goals.CALL:
+        calls["dispatch"] = work.dispatch(np.zeros(case.layout.shape, np.float32))
+        calls["dispatch"]()
+    return calls, moved, written
+
+
+def measure(case: Case, seconds: float, threads: list[int], wanted: list[str]) -> goals.Row:
+    """One row: what the cell is, and microseconds of npquant, of each peer, and of the floor."""
+    numba.set_num_threads(threads[0])
+    inputs = case.inputs()
+    calls, moved, written = ours(case, inputs)
+    rivals, absent = peers.calls_of(case, inputs, wanted)
+    turns = {name: Turn(call, threads[0]) for name, call in (calls | rivals).items()}
+    if len(threads) > 1:
+        numba.set_num_threads(threads[-1])
+        calls["npquant"]()  # compiles the parallel form
+        calls["npquant threads"] = calls["npquant"]
+        turns["npquant threads"] = Turn(calls["npquant"], threads[-1])
+    times = medians(turns, seconds)
+    numba.set_num_threads(threads[0])
+    out = calls.get("npquant out")
+    layout = case.layout
     return {
+        "name": str(case),
         "op": case.op,
         "dtype": case.dtype,
-        "layout": str(case.layout),
+        "layout": case.kind,
+        "shape": str(layout),
         "size": case.size,
+        "grain": layout.grain,
+        "order": layout.order,
+        "wide": layout.wide,
+        "work": isinstance(case, work.Work),
+        "itemsize": cases.dtype_named(case.dtype.split(" -> ")[0]).itemsize,
         "bytes moved": moved,
-        "npquant": own * 1e6,
-        "best peer": best,
-        "its time": times[best] * 1e6 if best else None,
-        "copy": times["copy"] * 1e6,
-        "npquant/copy": own / times["copy"],
-        "peer/npquant": times[best] / own if best else None,
-        "torch/npquant": times[same] / own if same else None,
-        "goal": case.goal,
-        "peers": {name: times[name] * 1e6 for name in rivals},
+        "temporary": beyond_results(out or calls["npquant"], 0 if out else written),
+        "peers": {name: times[name] for name in rivals},
+        "absent": absent,
+        **{name: times[name] for name in calls},
     }
 
 
-def missed(row: dict[str, Any], ratio: str) -> bool:
-    """Whether a row misses a goal: to be near the copy, and no slower than a peer."""
-    value, goal = row[ratio], row["goal"] if ratio == "npquant/copy" else 1
-    if value is None or goal is None:
-        return False
-    return value > goal if ratio == "npquant/copy" else value < goal
+# --- where and with what ----------------------------------------------------------------------
 
 
-# --- what is printed --------------------------------------------------------------------------
-
-
-def header(threads: int, versions: dict[str, str]) -> dict[str, str]:
-    """Where and with what the table was made."""
+def about(threads: list[int], versions: dict[str, str]) -> dict[str, str]:
     absent = [name for name in ("torch", "onnxruntime", "onnx") if name not in versions]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "CPU": cpu_model(),
-        "threads": str(threads),
+        "threads": ", ".join(map(str, threads)),
         "Python": platform.python_version(),
         "npquant": npquant.__version__,
         "numpy": np.__version__,
@@ -137,112 +203,103 @@ def cpu_model() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def text(row: dict[str, Any], column: str) -> str:
-    """A cell; an exclamation mark where a goal is missed."""
-    value = row[column]
-    if value is None:
-        return "-"
-    if not isinstance(value, float):
-        return str(value)
-    if column in RATIOS:
-        return f"{value:.2f}" + "!" * missed(row, column)
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """What the marks mean, and how many there are of them."""
-    goals = (
-        "above 1.5 (2.5: last axis, groups of 32, two-byte floats)",
-        "slower than the best peer",
-        "slower than PyTorch's own call of the same op",
-    )
-    lines = ["Times in microseconds, medians; - where no peer has it, ! where a goal is missed."]
-    for ratio, goal in zip(RATIOS, goals, strict=True):
-        misses = sum(missed(row, ratio) for row in rows)
-        lines.append(f"{ratio}: {misses} of {len(rows)} cases {goal}.")
-    return lines
-
-
-def markdown(about: dict[str, str], rows: list[dict[str, Any]]) -> str:
-    rule = ["--:" if column in NUMERIC else "---" for column in COLUMNS]
-    table = [COLUMNS, rule, *([text(row, column) for column in COLUMNS] for row in rows)]
-    return "\n".join(
-        [
-            ", ".join(f"{name} {value}" for name, value in about.items()),
-            "",
-            *("| " + " | ".join(cells) + " |" for cells in table),
-            "",
-            *(f"{line}  " for line in summary(rows)),
-            "",
-        ]
-    )
-
-
-class Printer:
-    """The table on the terminal, row by row as it is measured."""
-
-    def __init__(self, cases: list[Case]) -> None:
-        widest = {
-            "op": max(len(case.op) for case in cases),
-            "dtype": max(len(case.dtype) for case in cases),
-            "layout": max(len(str(case.layout)) for case in cases),
-            "best peer": max(map(len, peers.PEERS)),
-        }
-        self.widths = {c: max(len(c), widest.get(c, 8)) for c in COLUMNS}
-
-    def line(self, cells: list[str]) -> None:
-        padded = (
-            cell.rjust(width) if column in NUMERIC else cell.ljust(width)
-            for cell, (column, width) in zip(cells, self.widths.items(), strict=True)
-        )
-        print("  ".join(padded), flush=True)
-
-    def row(self, row: dict[str, Any]) -> None:
-        self.line([text(row, column) for column in COLUMNS])
-
-
 # --- the command ------------------------------------------------------------------------------
 
 
-def selected(quick: bool, pattern: str) -> list[Case]:
-    """The cases whose names match; of a quick look, one of each op in QUICK and size."""
-    found = [case for name, case in CASES.items() if re.search(pattern, name)]
-    if not quick:
+def selected(options: argparse.Namespace) -> list[Case]:
+    """The cells that were asked for."""
+    specs = [spec for spec in SPECS if re.search(options.op, spec.op)]
+    if options.dtype or options.layout or options.size:
+        ask = options.dtype, options.layout, options.size
+        return list(cases.by_name(c for spec in specs for c in spec.product(*ask)).values())
+    found = list(cases.star(specs, whole=options.matrix).values())
+    if not options.quick:
         return found
-    firsts = {(case.op, case.size): case for case in reversed(found) if case.op in QUICK}
+    usual = [case for case in found if case.op in cases.QUICK and case.size in cases.USUAL_SIZES]
+    firsts = {(case.op, case.size): case for case in reversed(usual)}
     return list(reversed(firsts.values()))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a handful of cases, under a minute")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="cases matching a regex")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here too")
-    options = parser.parse_args(argv)
-    most = numba.config.NUMBA_NUM_THREADS
-    if not 1 <= options.threads <= most:
-        parser.error(f"--threads must be within 1..{most}, got {options.threads}")
-    chosen = selected(options.quick, options.only)
-    if not chosen:
-        parser.error(f"no case matches --only {options.only!r}")
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
-    numba.set_num_threads(options.threads)
-    about = header(options.threads, peers.setup(options.threads))
-    for name, value in about.items():
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a handful of cells, under a minute")
+    add(
+        "--matrix",
+        action="store_true",
+        help="the whole matrix: an hour or so, with --json in parts",
+    )
+    add("--op", default="", metavar="PATTERN", help="only ops that match a regex")
+    add("--dtype", default="", metavar="PATTERN", help="every cell of these dtypes")
+    add("--layout", default="", metavar="PATTERN", help="every cell of these layouts, by name")
+    add("--size", type=numbers, default=[], metavar="N,N", help="every cell of so many elements")
+    add("--threads", type=numbers, default=[1], metavar="N[,M]",
+        help="all of them on N threads, npquant on M too (default: 1)")  # fmt: skip
+    add("--peers", default=None, metavar="NAME,NAME",
+        help="'all', 'none' or names (default: those that need not compile every cell; "
+        f"--matrix: all). Of: {', '.join(peers.PEERS)}")  # fmt: skip
+    add("--seconds", type=float, default=None, metavar="S", help="of sampling, for each cell")
+    add("--json", type=Path, metavar="FILE",
+        help="every figure, cell by cell; rows that are there already are kept")  # fmt: skip
+    options = parser.parse_args(argv)
+
+    most = numba.config.NUMBA_NUM_THREADS
+    if not 1 <= len(options.threads) <= 2 or not all(1 <= n <= most for n in options.threads):
+        parser.error(f"--threads must be one or two of 1..{most}, got {options.threads}")
+    quickly = [name for name in peers.PEERS if name not in peers.SLOW]
+    names = options.peers or ("all" if options.matrix else ",".join(quickly))
+    ready = {"all": list(peers.PEERS), "none": []}
+    options.peers = ready[names] if names in ready else names.split(",")
+    if unknown := set(options.peers) - set(peers.PEERS):
+        parser.error(f"--peers must be of {', '.join(peers.PEERS)}, got {', '.join(unknown)}")
+    if options.seconds is None:
+        options.seconds = 0.4 if options.quick or options.matrix else 0.7
+    options.cells = selected(options)
+    if not options.cells:
+        parser.error("no cell matches")
+    return options
+
+
+def resumed(path: Path | None, facts: dict[str, str]) -> list[goals.Row]:
+    """The rows of a run that was cut off; they must come from the same machine and versions."""
+    if path is None or not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    differ = {k for k, v in facts.items() if k != "date" and before["about"].get(k) != v}
+    if differ:
+        sys.exit(f"{path} is of another run, its {', '.join(sorted(differ))} differ: remove it")
+    return list(before["rows"])
+
+
+def kept(path: Path | None, facts: dict[str, str], rows: list[goals.Row]) -> None:
+    if path is not None:
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps({"about": facts, "rows": rows}, indent=1) + "\n")
+        part.replace(path)  # never half a file
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parsed(argv)
+    facts = about(options.threads, peers.setup(options.threads[0]))
+    rows = resumed(options.json, facts)
+    for name, value in facts.items():
         print(f"{name}: {value}")
     print()
-    printer, rows = Printer(chosen), []
-    printer.line(list(COLUMNS))
-    for case in chosen:
-        rows.append(measure(case, seconds=0.5 if options.quick else 1.0))
-        printer.row(rows[-1])
-    print("", *summary(rows), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
-    if options.markdown:
-        options.markdown.write_text(markdown(about, rows))
+    there = {row["name"]: row for row in rows}
+    printer = tables.Printer(options.cells, peers.PEERS)
+    for case in options.cells:
+        row = there.get(str(case))
+        if row is None:
+            row = measure(case, options.seconds, options.threads, options.peers)
+            rows.append(row)
+            kept(options.json, facts, rows)
+        printer.row(row)
+    print("", *tables.summary(rows), "", "What peers do not compute:", sep="\n")
+    print(*tables.refusals(rows), sep="\n")
     return 0
 
 

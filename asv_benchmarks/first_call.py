@@ -113,10 +113,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def selected(pattern: str) -> list[str]:
-    """The cases of float32, and of int8 where there are codes, that match."""
-    dtypes = "float32", "float32 -> int8", "int8 -> float32"
+    """The cases of float32, and of int8 where there are codes, that match: small and of 1 Mi."""
+    dtypes, sizes = ("float32", "float32 -> int8", "int8 -> float32"), (16, 1 << 20)
     return [
-        name for name, case in CASES.items() if case.dtype in dtypes and re.search(pattern, name)
+        name
+        for name, case in CASES.items()
+        if case.dtype in dtypes and case.size in sizes and re.search(pattern, name)
     ]
 
 

@@ -87,6 +87,8 @@ def table(n: int) -> Iterator[tuple[str, Case]]:
         key = case.op, case.dtype, _kind(case.layout)
         if case.op in _NO_DATA or key in seen or not (usual or other):
             continue
+        if case.op in cases.GRAINED and case.layout.scales:
+            continue  # one granularity of five alike is enough
         if usual and any((case.op, key[2]) == (op, kind) for op, d, kind in seen if " -> " in d):
             continue  # one dtype of codes is enough
         seen.add(key)

@@ -88,6 +88,7 @@ def memory_order(x: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
     return order_of_strides(x.shape, x.strides, x.itemsize)
 
 
+@lru_cache(maxsize=256)
 def order_of_strides(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from npquant import backend, checks
 from npquant.arithmetic import copy, full_like, is_array, kind
 from npquant.dtypes import float32, float64
 from npquant.errors import show
+from npquant.state import remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
 
@@ -117,6 +118,7 @@ class _Optimizer:
         state = {i: _copied(entry) for i, entry in enumerate(self._state) if entry}
         return {"state": state, "param_groups": [group]}
 
+    @takes_state
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned, all of it or nothing.
 
@@ -127,32 +129,52 @@ class _Optimizer:
 
         Raises
         ------
-        TypeError
-            If it is no such dict, or an array has another dtype than its parameter.
         ValueError
-            If it lacks a part, has one that is unknown, or an array has another shape than its
-            parameter.
+            If it is no such dict, lacks a part, has one that is unknown or of the wrong kind, or an
+            array has another shape or dtype than its parameter.
         """
         parts = _part(state_dict, "state_dict", ("state", "param_groups"))
         groups = parts["param_groups"]
-        if not isinstance(groups, Sequence) or len(groups) != 1:
-            raise ValueError(f"param_groups must be a list of one dict, got {show(groups)}")
+        if type(groups) not in (list, tuple) or len(groups) != 1:
+            raise ValueError(f"param_groups must be a list of one dict, got {seen(groups)}")
         group = _part(groups[0], "param_groups[0]", (*self._options, "params"))
         count = len(self.parameters)
         params = group["params"]
         listed = type(params) is list and all(type(i) is int for i in params)
         if not listed or params != list(range(count)):
-            raise ValueError(f"params must be the list 0..{count - 1}, got {show(params)}")
+            got = params if listed else seen(params)
+            raise ValueError(f"params must be the list 0..{count - 1}, got {got}")
+        for name in self._options:
+            _of_numbers(name, group[name])
         options = self._checked(**{name: group[name] for name in self._options})
         if not isinstance(parts["state"], Mapping):
-            raise TypeError(f"state must be a dict, got {show(parts['state'])}")
+            raise ValueError(f"state must be a dict, got {seen(parts['state'])}")
         state: list[dict[str, Any]] = [{} for _ in range(count)]
         for i, entry in parts["state"].items():
             if type(i) is not int or i not in range(count):
-                raise ValueError(f"state must have keys within 0..{count - 1}, got {show(i)}")
+                raise ValueError(f"state must have keys within 0..{count - 1}, got {seen(i)}")
             state[i] = self._entry(i, entry)
         self._state = state
         self.__dict__.update(options)
+
+    @takes_state
+    def __setstate__(self, state: Any) -> None:
+        """Take what a pickle or a copy holds, if this class can have such state."""
+        other = remade(self, state)
+        lists = other.parameters, other._state
+        if any(type(a) is not list for a in lists) or len(lists[0]) != len(lists[1]):
+            raise ValueError(
+                "parameters and _state must be lists of one length, "
+                f"got {seen(lists[0])} and {seen(lists[1])}"
+            )
+        for name in self._options:
+            _of_numbers(name, getattr(other, name))
+        other._checked(**{name: getattr(other, name) for name in self._options})
+        for i, entry in enumerate(other._state):
+            other._value(i)
+            if type(entry) is not dict or entry:
+                other._entry(i, entry)
+        self.__dict__.update(state)
 
     def _entry(self, i: int, entry: Any) -> dict[str, Any]:
         """The checked state of a parameter."""
@@ -162,11 +184,13 @@ class _Optimizer:
         found: dict[str, Any] = {}
         for key in steps:
             if type(parts[key]) is not int:  # what is none is not asked for one
-                raise TypeError(f"{name}[{key!r}] must be an integer, got {show(parts[key])}")
+                raise ValueError(f"{name}[{key!r}] must be an integer, got {seen(parts[key])}")
             found[key] = parts[key]
             if found[key] < 1:
                 raise ValueError(f"{name}[{key!r}] must be at least 1, got {found[key]}")
         for key in self._arrays:
+            if not is_array(parts[key]):
+                raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
             found[key] = copy(checks.same(parts[key], f"{name}[{key!r}]", value))
         return found
 
@@ -356,10 +380,18 @@ def _betas(betas: Any) -> tuple[float, float]:
 def _part(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
     """A dict with these keys and no others."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a dict, got {show(value)}")
+        raise ValueError(f"{name} must be a dict, got {seen(value)}")
     if set(value) != set(keys):
-        raise ValueError(f"{name} must have the keys {', '.join(keys)}, got {list(value)}")
+        got = ", ".join(map(seen, value)) or "none"
+        raise ValueError(f"{name} must have the keys {', '.join(keys)}, got {got}")
     return value
+
+
+def _of_numbers(name: str, value: Any) -> None:
+    """Nothing is called of what is no number, nor two of them."""
+    for v in value if type(value) in (list, tuple) else (value,):
+        if not isinstance(v, (int, float, np.number)):
+            raise ValueError(f"{name} must be a number, or a pair of numbers, got {seen(value)}")
 
 
 def _copied(entry: dict[str, Any]) -> dict[str, Any]:

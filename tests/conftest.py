@@ -7,9 +7,12 @@ from pathlib import Path
 from hypothesis import settings
 
 settings.register_profile("npquant", deadline=None, derandomize=True, max_examples=50)
+#: --hypothesis-profile=long: more of them, and others each time.
+settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("npquant")
 
-#: What tests/peers imports. The extra `peers` installs them; .ci/run fails if one is missing.
+#: What tests/peers and tests/exhaustive import. The extra `peers` installs them; .ci/run fails if
+#: one is missing.
 PEERS = ("torch", "onnx", "onnxruntime")
 
 #: What tests/cuda and test_cuda*.py import: the extra `test-cuda`, that .ci/run asks for as well.
@@ -19,7 +22,7 @@ CUDA = ("numba_cuda",)
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave alone the tests of what is missing here; the report's header says what."""
     name, folder = collection_path.name, collection_path.parent.name
-    if name == "peers":
+    if name in ("peers", "exhaustive"):
         left = bool(_missing(PEERS))
     elif "cuda" in (name, folder):
         where = ("on a GPU",) if name == "test_on_gpu.py" else ("on a GPU", "in the simulator")

@@ -309,9 +309,36 @@ def workers(seconds, names):
     check_all(names)
 
 
+def dask_workers(seconds, names):
+    """Arrays of Dask's, whose chunks npquant quantizes in Dask's threads and in its processes."""
+    import dask.array
+
+    check_all(names)
+    x = np.random.default_rng(0).normal(0, 3, (4 * SHAPE[0], SHAPE[1])).astype(np.float32)
+    whole = dask.array.from_array(x, chunks=SHAPE)
+    scales, zero_points = np.full(SHAPE[1], 0.1, np.float32), np.zeros(SHAPE[1], np.int32)
+    per_channel = (scales, zero_points, 1, -8, 7, np.int8)
+    works = [
+        (nq.quantize_per_tensor, (0.1, 3, -8, 7, np.int8), np.int8),
+        (nq.quantize_per_channel, per_channel, np.int8),
+        (nq.fake_quantize_per_tensor_affine, (0.1, 3, -8, 7), np.float32),
+    ]
+    for op, args, dtype in works:
+        expected = op(x, *args)
+        chunks = whole.map_blocks(op, *args, dtype=dtype, meta=np.empty((0, 0), dtype))
+        # Processes are of `spawn`, and none the more for it: two are enough.
+        for scheduler, count in (("threads", 4), ("processes", 2)):
+            got = chunks.compute(scheduler=scheduler, num_workers=count)
+            if got.dtype != expected.dtype or got.tobytes() != expected.tobytes():
+                raise AssertionError(f"{op.__name__} has other bits under {scheduler}")
+    delayed = [dask.delayed(check)(name) for name in names * 4]
+    dask.compute(*delayed, scheduler="threads", num_workers=4)
+    check_all(names)
+
+
 SCENARIOS = (
-    threads, compiling_threads, nested, interrupts, interrupted_compilers, workers, fork, pools,
-    servers, threads_and_forks,
+    threads, compiling_threads, nested, interrupts, interrupted_compilers, workers, dask_workers,
+    fork, pools, servers, threads_and_forks,
 )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from npquant.cuda import arrays, target
+from npquant.arithmetic import beside
+from npquant.cuda import arrays, loops, reduce, target, walk
+from npquant.layout import Layout
 
 #: What the libraries say that they work on.
 STREAM = 0x5EED
@@ -146,6 +148,20 @@ def test_a_result_that_torch_has_no_dtype_for(torch):
         nq.quantize_per_tensor(x, 0.1, 0, -8, 7, ml_dtypes.int4)
 
 
+def test_an_array_of_the_host_beside_a_tensor(torch):
+    def from_numpy(a):
+        return SimpleNamespace(to=lambda device: (a.tolist(), device))
+
+    torch.from_numpy = from_numpy
+    x = Tensor(np.zeros(3, np.float32), torch.float32)
+    assert beside(x, np.ones(2, np.float32)) == ([1, 1], "cuda:1")
+
+
+def test_an_array_of_the_host_beside_one_of_cupy(cupy):
+    cupy.asarray = lambda a: ("on the GPU", a.tolist())
+    assert beside(CuPyArray((3,), np.float32), np.ones(2)) == ("on the GPU", [1, 1])
+
+
 class Shown:
     """An array of a library that has only the protocol."""
 
@@ -180,3 +196,61 @@ def test_where_it_lies():
         low, high = np.lib.array_utils.byte_bounds(y) if y.size else (y.ctypes.data,) * 2
         assert (a.pointer - 4 * first, 4 * count) == (low, high - low)
         assert a.contiguous == y.flags.c_contiguous
+
+
+@pytest.mark.parametrize("longest", [5, 12, 13, 1000])
+@pytest.mark.parametrize(("channels", "inner"), [(3, 12), (1, None), (4, 1)])
+def test_long_arrays_take_several_launches(monkeypatch, longest, channels, inner):
+    """Every element once, with its channel; 2**30 of them are a launch."""
+    monkeypatch.setattr(loops, "LONGEST", longest)
+    size = 2 * channels * (inner or 36)
+    found = []
+    for start, n, (skip, first, count, run) in loops._launches(Layout(channels, inner), size):
+        assert n <= longest
+        found += [(e, (first + (skip + e - start) // run) % count) for e in range(start, start + n)]
+    assert found == [(e, e // (inner or size) % channels) for e in range(size)]
+
+
+def test_what_a_kernel_cannot_count():
+    with pytest.raises(
+        ValueError, match=r"fewer than 2\*\*32 elements, got 4294967296 in runs of 2"
+    ):
+        reduce.Shape.of(Layout(2, 2), 1 << 33)
+
+
+def test_too_many_axes_apart():
+    """Of 18 axes of two, each second of them taken, no two are one; and no memory is so large."""
+    x = np.broadcast_to(np.zeros((), np.float32), (2,) * 18)
+    x = arrays.device(Shown(x))
+    x.strides = tuple(4 * 3**i for i in range(18))
+    y = arrays.device(Shown(np.zeros((2,) * 18, np.float32)))
+    with pytest.raises(ValueError, match="axes that are not side by side, got shape"):
+        walk.copy(x, y)
+
+
+def test_qparams_beside_the_data(torch, streams):
+    """Their values stay there: one launch, after another for a reciprocal; nothing is looked at."""
+    x, s = (Tensor(np.ones(shape, np.float32), torch.float32) for shape in ((4, 6), (1,)))
+    z = Tensor(np.zeros(1, np.int32), torch.int32)
+    for rounding, launches in (("reciprocal", 2), ("divide", 1)):
+        q = nq.quantize_per_tensor(x, s, z, -128, 127, np.int8, rounding=rounding)
+        assert (q.dtype, q.shape, streams) == (torch.int8, (4, 6), [STREAM] * launches)
+        streams.clear()
+    y = nq.dequantize_per_tensor(q, s, z, -128, 127, np.int8)
+    assert (y.dtype, y.shape, streams) == (torch.float32, (4, 6), [STREAM])
+
+
+def test_an_out_that_overlaps(torch, streams):
+    held = np.zeros(10, np.float32)
+    x, later = (Tensor(held[i : i + 8], torch.float32) for i in (0, 2))
+    apart = Tensor(np.zeros(8, np.float32), torch.float32)
+    one = Tensor(np.broadcast_to(np.zeros(1, np.float32), 8), torch.float32)
+    scale = Tensor(apart.held[:1], torch.float32)
+    for out, s, message in (
+        (later, 0.1, "not overlap it"),
+        (one, 0.1, "must not repeat its elements"),
+        (apart, scale, "apart from scale"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=out)
+    assert streams == []

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import npquant as nq
@@ -10,7 +10,6 @@ from cases import assert_same
 
 LO, HI = -8, 7
 ROWS, COLUMNS = 3, 8
-EXAMPLES = settings(max_examples=40)
 
 # Each fake quantizer takes x of (ROWS, COLUMNS) and qparams of (ROWS, 2), one for each half of a
 # row; it uses those of the first half of the row, or of the first row, where it has fewer.
@@ -76,7 +75,6 @@ def spread(name, p):
 
 @every_fake
 @given(calls())
-@EXAMPLES
 def test_output_is_on_the_grid(name, call):
     x, s, z = call
     y = FAKE[name][0](x, s, z)
@@ -88,7 +86,6 @@ def test_output_is_on_the_grid(name, call):
 
 @every_fake
 @given(calls())
-@EXAMPLES
 def test_idempotent(name, call):
     x, s, z = call
     once = FAKE[name][0](x, s, z)
@@ -97,7 +94,6 @@ def test_idempotent(name, call):
 
 @every_fake
 @given(calls())
-@EXAMPLES
 def test_monotone(name, call):
     x, s, z = call
     if name == "learned per group":
@@ -110,7 +106,6 @@ def test_monotone(name, call):
 
 @every_fake
 @given(calls())
-@EXAMPLES
 def test_error_is_half_a_step(name, call):
     """Inside the range; beyond it, the output is the end of the range.
 
@@ -129,7 +124,6 @@ def test_error_is_half_a_step(name, call):
 
 @every_fake
 @given(calls(), st.permutations(range(ROWS)))
-@EXAMPLES
 def test_permuted_channels(name, call, order):
     x, s, z = call
     if name == "per tensor":
@@ -139,7 +133,6 @@ def test_permuted_channels(name, call, order):
 
 
 @given(calls(), st.permutations(range(ROWS)))
-@EXAMPLES
 def test_permuted_channels_permute_gradients(call, order):
     x, s, z = call
     s, z = s[:, 0], z[:, 0].astype(np.float32)
@@ -150,7 +143,6 @@ def test_permuted_channels_permute_gradients(call, order):
 
 
 @given(calls())
-@EXAMPLES
 def test_quantize_and_dequantize_are_fake_quantize(call):
     """The decomposed ops are the two halves of the decomposed fake quantize."""
     x, s, z = call
@@ -161,7 +153,6 @@ def test_quantize_and_dequantize_are_fake_quantize(call):
 
 
 @given(calls())
-@EXAMPLES
 def test_codes_survive_the_round_trip(call):
     """Dequantized codes quantize to themselves, by channel and by group."""
     x, s, z = call
@@ -175,7 +166,6 @@ def test_codes_survive_the_round_trip(call):
 
 
 @given(calls())
-@EXAMPLES
 def test_masked_gradient(call):
     """The gradient passes where the mask is true, and is zero elsewhere."""
     x, s, z = call
@@ -189,7 +179,6 @@ def test_masked_gradient(call):
 
 
 @given(calls())
-@EXAMPLES
 def test_chosen_qparams_cover_the_data(call):
     """What is quantized with the qparams chosen from it is at most one step from itself."""
     x = call[0]

@@ -10,7 +10,8 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
 from npquant import cpu
-from npquant.cpu.walk import PIECE
+from npquant.cpu.walk import PIECE, channel_pieces, pieces
+from npquant.layout import per_channel
 from npquant.modules import MSEObserver
 
 #: 1 Mi elements; a row is a channel, a token and a group, so that qparams are few.
@@ -149,6 +150,31 @@ def test_each_array_that_cannot_be_made(name, with_out, monkeypatch):
         except MemoryError:
             assert held(given) == before, f"allocation {failing}"
     assert failing > 1 or with_out
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("walk", ["pieces", "channels", "long channels"])
+def test_packing_takes_all_its_buffers_first(walk, axis):
+    """Later pieces take no memory: were there none, `out` would be partly written."""
+    shape = (2, 2**19) if walk == "long channels" else SHAPE
+    x, out = (np.repeat(np.full(shape, v, np.float32), 2, axis=1)[:, ::2] for v in (1, 0))
+    granularity = per_channel(shape, axis)
+    tracemalloc.start()
+    try:
+        if walk == "pieces":
+            packed = pieces(granularity, (x,), (out,))
+        else:
+            packed = channel_pieces(granularity, (x,), (out,), 4096, True)
+        next(packed)
+        assert not out.any()
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        count = 1 + sum(1 for _ in packed)
+        more = tracemalloc.get_traced_memory()[1] - held
+    finally:
+        tracemalloc.stop()
+    assert count >= x.size // PIECE
+    assert more < PIECE
 
 
 # --- more than 2**31 elements -----------------------------------------------------------------

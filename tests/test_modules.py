@@ -702,7 +702,7 @@ def test_a_rounding_of_float64_is_loaded():
 STATE_FAULTS = [
     (lambda s: {k: v for k, v in s.items() if k != "scale"}, ValueError, "must have the key"),
     (lambda s: s | {"other": s["scale"]}, ValueError, "got 'other' too"),
-    (lambda s: s | {"scale": s["scale"].astype(float)}, TypeError, "must have the dtype float32"),
+    (lambda s: s | {"scale": s["scale"].astype(float)}, ValueError, "must have the dtype float32"),
     (lambda s: s | {"scale": s["scale"][None]}, ValueError, r"\['scale'\] must have the shape"),
     (lambda s: s | {"zero_point": s["zero_point"][:0]}, ValueError, "must have the shape"),
     (lambda s: s | {"fake_quant_enabled": s["fake_quant_enabled"] + 1}, ValueError, "must be 0 or"),
@@ -725,7 +725,7 @@ FAULTS_OF = [
     (
         AdaroundFakeQuantizer,
         lambda s: s | {"V": s["V"].astype(np.float16)},
-        TypeError,
+        ValueError,
         r"\['V'\] must have a dtype among float32, float64, got float16",
     ),
 ]

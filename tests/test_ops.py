@@ -509,9 +509,11 @@ def test_sums_follow_the_tree(shape, axis):
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 700, 3), 1),
-                                             ((300, 7, 9), 1), ((17_000, 2), 0)])  # fmt: skip
+                                             ((300, 7, 9), 1), ((17_000, 2), 0), ((40, 6, 32), 1),
+                                             ((40, 61, 32), 1), ((9, 50, 96), 1),
+                                             ((3, 5, 512), 1)])  # fmt: skip
 def test_short_runs_of_channels(shape, axis):
-    """Tables of several parts, and pieces that begin within a channel or a period."""
+    """Tables of several parts, whole blocks, and pieces that begin within a channel or a period."""
     s, z = cases.qparams(shape[axis], -100, 100)
     s[(s < 1e-3) | (s > 1e3)] = 0.7
     x = np.random.default_rng(3).normal(0, 20, shape).astype(F32)

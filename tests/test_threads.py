@@ -30,8 +30,8 @@ def test_every_op_in_threads(layer):
 @pytest.mark.soak
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_op_in_workers(layer):
-    """As Dask, whose threads are plain ones, and joblib have them."""
-    run("nested,workers", layer, timeout=600)
+    """Of a parallel loop, of joblib and of Dask: threads and processes."""
+    run("nested,workers,dask_workers", layer, timeout=600)
 
 
 @pytest.mark.soak

@@ -1,15 +1,17 @@
-"""The table of cases: every public op, in the dtypes, layouts and sizes that are measured.
+"""The matrix: every public op, in every layout, dtype and size that is measured.
 
-`compare.py` measures them beside the peers, the asv suite measures them from commit to commit.
-A new cell of the matrix is a layout, a dtype or a line in the table at the end.
+`compare.py` measures its cells beside the peers, the asv suite from commit to commit. The table at
+the end says of each op which layouts and dtypes it has; `Spec.star` says which cells of the product
+are taken by themselves, `Spec.product` gives any other. A new cell is a layout, a dtype or a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +22,9 @@ import npquant as nq
 Array = np.ndarray[Any, Any]
 Call = Callable[[], Any]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+#: Of optimizers and of AdaRound's V.
+PRECISIONS = ("float32", "float64")
 
 #: The least and the greatest code of each quantized dtype.
 BOUNDS = {
@@ -44,7 +48,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of the data, and which elements share a scale."""
+    """The shape of the data, how it lies in memory, and which elements share a scale."""
 
     shape: tuple[int, ...]
     #: The shape of the scales; none of them is one number.
@@ -54,43 +58,148 @@ class Layout:
     group: tuple[int, ...] = ()
     #: Whether scales are float64 and zero points int64, as choose_qparams returns them.
     wide: bool = False
+    #: A name in ORDERS; without one the data lie in C order.
+    order: str = ""
 
     def __str__(self) -> str:
         text = "x".join(map(str, self.shape))
         text += "".join(f" axis {a}" for a in self.axis)
         text += "".join(f" groups of {g}" for g in self.group)
-        return text + " float64 scales" * self.wide
+        return text + " float64 scales" * self.wide + f" {self.order}" * bool(self.order)
+
+    @property
+    def grain(self) -> str:
+        """What has a scale of its own."""
+        if self.axis:
+            return "channel"
+        return "group" if self.group else "token" if self.scales else "tensor"
 
 
-def per_tensor(*shape: int) -> Layout:
-    return Layout(shape)
+def per_tensor(*shape: int, order: str = "") -> Layout:
+    return Layout(shape, order=order)
 
 
-def per_channel(*shape: int, axis: int) -> Layout:
-    return Layout(shape, (shape[axis],), axis=(axis,))
+def per_channel(*shape: int, axis: int, order: str = "") -> Layout:
+    return Layout(shape, (shape[axis],), axis=(axis,), order=order)
 
 
-def per_token(*shape: int, wide: bool = False) -> Layout:
-    return Layout(shape, (*shape[:-1], 1), wide=wide)
+def per_token(*shape: int, wide: bool = False, order: str = "") -> Layout:
+    return Layout(shape, (*shape[:-1], 1), wide=wide, order=order)
 
 
-def per_group(*shape: int, size: int) -> Layout:
-    return Layout(shape, (*shape[:-1], shape[-1] // size), group=(size,))
+def per_group(*shape: int, size: int, order: str = "") -> Layout:
+    return Layout(shape, (*shape[:-1], shape[-1] // size), group=(size,), order=order)
 
 
-LARGE = per_tensor(1 << 20)
-TENSORS = (LARGE, per_tensor(16))
-CHANNELS = (
-    per_channel(64, 16384, axis=0),
-    per_channel(64, 64, 256, axis=1),
-    per_channel(16384, 64, axis=1),
-    per_channel(256, 4096, axis=1),
-    per_channel(4, 4, axis=0),
-    per_channel(4, 4, axis=1),
+def _swapped(x: Array, axis: int, to: int) -> Array:
+    """The same values, in memory as if these axes were the other way round."""
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, axis, to)), to, axis)
+
+
+def _every_other(x: Array) -> Array:
+    return np.repeat(x, 2, axis=-1)[..., ::2]
+
+
+#: How data can lie, beside C order.
+ORDERS: dict[str, Callable[[Array], Array]] = {
+    "Fortran": np.asfortranarray,
+    "channels last": lambda x: _swapped(x, 1, -1),
+    "transposed": lambda x: _swapped(x, 0, 1),
+    "strided": _every_other,
+}
+
+#: A layout of about so many elements.
+Make = Callable[[int], Layout]
+
+
+def _cut(n: int, *most: int) -> tuple[int, ...]:
+    """A shape of about n elements: powers of two, at most so long, and last what is left."""
+    shape: list[int] = []
+    for length in most:
+        shape.append(1 << min(length, isqrt(n)).bit_length() - 1)
+        n //= shape[-1]
+    return *shape, n
+
+
+def _channels(place: str, count: int, n: int) -> Layout:
+    count = max(1, min(count, n // 4))
+    rest = n // count
+    if place == "first":
+        return per_channel(count, rest, axis=0)
+    if place == "last":
+        return per_channel(rest, count, axis=1)
+    outer, inner = _cut(rest, 64)
+    return per_channel(outer, count, inner, axis=1)
+
+
+def _rows(n: int) -> tuple[int, int]:
+    """Tokens of 4,096 elements, of a small array fewer."""
+    length = 4096 if n >= 1 << 16 else isqrt(n)
+    return n // length, length
+
+
+def _grouped(size: int, n: int, order: str = "") -> Layout:
+    rows, length = _rows(n)
+    return per_group(rows, length, size=min(size, length), order=order)
+
+
+def _split(rows: int, length: int, order: str) -> tuple[int, ...]:
+    """The shape of as many rows, with the axes that an order in memory is about."""
+    if order == "channels last":
+        return (*_cut(rows, 4, 64), length)
+    return (*_cut(rows, 16), length) if order == "transposed" else (rows, length)
+
+
+#: By name; what an op has of them says the table.
+LAYOUTS: dict[str, Make] = {
+    "tensor": per_tensor,
+    "tensor, Fortran": lambda n: per_tensor(*_cut(n, 1024), order="Fortran"),
+    "tensor, channels last": lambda n: per_tensor(*_cut(n, 8, 64, 32), order="channels last"),
+    "tensor, transposed": lambda n: per_tensor(*_cut(n, 64, 64), order="transposed"),
+    "tensor, strided": lambda n: per_tensor(*_cut(n, 1024), order="strided"),
+    **{
+        f"{count} channels, {place} axis": partial(_channels, place, count)
+        for count in (64, 3, 4096)
+        for place in ("first", "middle", "last")
+    },
+    "64 channels, Fortran": lambda n: replace(_channels("first", 64, n), order="Fortran"),
+    "64 channels, channels last": lambda n: per_channel(
+        *_cut(n, 8, 64, 32), axis=1, order="channels last"
+    ),
+    "64 channels, transposed": lambda n: replace(_channels("middle", 64, n), order="transposed"),
+    "64 channels, strided": lambda n: replace(_channels("first", 64, n), order="strided"),
+    "token": lambda n: per_token(*_rows(n)),
+    "token, float64 scales": lambda n: per_token(*_rows(n), wide=True),
+    **{
+        f"token, {order}": lambda n, order=order: per_token(*_split(*_rows(n), order), order=order)
+        for order in ORDERS
+    },
+    "groups of 32": partial(_grouped, 32),
+    "groups of 128": partial(_grouped, 128),
+    # Two axes, as the ops want them.
+    "groups of 128, Fortran": partial(_grouped, 128, order="Fortran"),
+    "groups of 128, strided": partial(_grouped, 128, order="strided"),
+}
+
+
+def _named(*prefixes: str) -> tuple[str, ...]:
+    return tuple(name for name in LAYOUTS if any(p in name for p in prefixes))
+
+
+TENSORS, CHANNELS, TOKENS, GROUPS = map(_named, ("tensor", "channels, ", "token", "groups"))
+NARROW_TOKENS = tuple(name for name in TOKENS if "float64" not in name)
+
+#: Those that a usual run takes; the others are for the whole matrix.
+USUAL = (
+    "tensor",
+    *_named(
+        "64 channels, first", "64 channels, middle", "64 channels, last", "4096 channels, last"
+    ),
+    "token",
+    "token, float64 scales",
+    "groups of 32",
+    "groups of 128",
 )
-TOKENS = (per_token(256, 4096), per_token(4, 4))
-WIDE_TOKENS = (per_token(256, 4096, wide=True), per_token(4, 4, wide=True))
-GROUPS = (per_group(256, 4096, size=32), per_group(256, 4096, size=128), per_group(2, 8, size=4))
 
 
 # --- inputs -----------------------------------------------------------------------------------
@@ -99,27 +208,36 @@ GROUPS = (per_group(256, 4096, size=32), per_group(256, 4096, size=128), per_gro
 class Inputs:
     """What calls take: seeded data of one layout and dtype, made when it is asked for."""
 
+    BLOCK = 1 << 20
+
     def __init__(self, layout: Layout, floating: str, codes: str) -> None:
         self.layout = layout
         self.floating, self.target = dtype_named(floating), dtype_named(codes)
         self.bounds = BOUNDS.get(codes, BOUNDS["int8"])
 
+    def _laid(self, draw: Callable[[int], Array], dtype: Any) -> Array:
+        """So many values as the layout has; large arrays repeat a block of them."""
+        n = prod(self.layout.shape)
+        values = draw(min(n, self.BLOCK)).astype(dtype)
+        lie = ORDERS.get(self.layout.order, np.ascontiguousarray)
+        return lie(np.resize(values, self.layout.shape))
+
     @cached_property
     def x(self) -> Array:
-        return np.random.default_rng(1).standard_normal(self.layout.shape).astype(self.floating)
+        return self._laid(np.random.default_rng(1).standard_normal, self.floating)
 
     @cached_property
     def grad(self) -> Array:
-        return np.random.default_rng(2).standard_normal(self.layout.shape).astype(self.floating)
+        return self._laid(np.random.default_rng(2).standard_normal, self.floating)
 
     @cached_property
     def mask(self) -> Array:
-        return np.random.default_rng(3).random(self.layout.shape) < 0.9
+        return self._laid(lambda n: np.random.default_rng(3).random(n) < 0.9, np.bool_)
 
     @cached_property
     def codes(self) -> Array:
-        codes = np.random.default_rng(4).integers(*self.bounds, self.layout.shape, endpoint=True)
-        return codes.astype(self.target)
+        draw = np.random.default_rng(4).integers
+        return self._laid(lambda n: draw(*self.bounds, n, endpoint=True), self.target)
 
     @cached_property
     def scales(self) -> Array:
@@ -139,7 +257,9 @@ class Inputs:
 
     @cached_property
     def V(self) -> Array:
-        return np.random.default_rng(7).normal(0, 2, self.layout.shape).astype(self.floating)
+        """Rounding, in the precision that ops compute in."""
+        compute = np.float64 if self.floating == np.float64 else np.float32
+        return self._laid(lambda n: np.random.default_rng(7).normal(0, 2, n), compute)
 
     @property
     def qparams(self) -> tuple[Any, ...]:
@@ -204,7 +324,7 @@ def start_rounding(i: Inputs) -> tuple[Any, ...]:
 
 
 def rounding(i: Inputs) -> tuple[Any, ...]:
-    return i.x, i.V, *i.qparams, *i.bounds
+    return i.x, i.V, *i.qparams[:2], *i.bounds
 
 
 def rounding_to_codes(i: Inputs) -> tuple[Any, ...]:
@@ -241,7 +361,7 @@ def fused(i: Inputs) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the matrix: an op, called in one way, in one layout and dtype."""
+    """One cell of the matrix: an op, called in one way, in one layout, dtype and size."""
 
     op: str
     dtype: str
@@ -249,6 +369,8 @@ class Case:
     arguments: Arguments
     #: Names in `peers.PEERS`.
     peers: tuple[str, ...]
+    #: The name of the layout in LAYOUTS.
+    kind: str = ""
 
     def __str__(self) -> str:
         return f"{self.op} {self.dtype} {self.layout}"
@@ -257,115 +379,189 @@ class Case:
     def size(self) -> int:
         return prod(self.layout.shape)
 
-    @property
-    def goal(self) -> float | None:
-        """How many times the copy floor it may take; None where no copy compares."""
-        sums = self.op.endswith("_affine_backward")
-        no_copy = "adaround", "choose", "determine", "fused"
-        if sums or self.size < 4096 or self.op.startswith(no_copy):
-            return None
-        last_axis = self.layout.axis == (len(self.layout.shape) - 1,)
-        two_bytes = "float16" in self.dtype  # bfloat16 too
-        return 2.5 if last_axis or two_bytes or self.layout.group == (32,) else 1.5
-
     def inputs(self) -> Inputs:
         names = self.dtype.split(" -> ")
         floating = next(name for name in names if name in FLOATS)
         names.remove(floating)
         return Inputs(self.layout, floating, *(names or ["int8"]))
 
+    def keywords(self, inputs: Inputs) -> dict[str, Any]:
+        """What ops take by name alone."""
+        if self.op.startswith("dequantize") and inputs.floating != np.float32:
+            short = "tensor" in self.op or self.op.endswith("channel")
+            return {"out_dtype" if short else "output_dtype": inputs.floating}
+        if self.op in GRAINED:
+            axis, group = self.layout.axis, self.layout.group
+            return {"axis": axis[0]} if axis else {"group_size": group[0]} if group else {}
+        return {}
+
     def call(self, inputs: Inputs) -> Call:
         """npquant's call; a partial costs the least to call."""
-        return partial(getattr(nq, self.op), *self.arguments(inputs))
+        return partial(getattr(nq, self.op), *self.arguments(inputs), **self.keywords(inputs))
 
     def moved(self, inputs: Inputs, result: Any) -> int:
         """Bytes that must move: every array argument read once, every result written once."""
-        results = result if isinstance(result, tuple) else (result,)
-        return sum(a.nbytes for a in (*self.arguments(inputs), *results) if hasattr(a, "nbytes"))
+        return sum(a.nbytes for a in (*self.arguments(inputs), *arrays(result)) if is_array(a))
 
 
-def cases(
-    ops: str,
-    arguments: Arguments,
-    layouts: Sequence[Layout],
-    dtypes: Sequence[str] = ("float32",),
-    peers: Sequence[str] = ("torch",),
-) -> Iterator[Case]:
-    """Every op (names between spaces) in every layout and dtype."""
-    for op in ops.split():
-        for layout in layouts:
-            for dtype in dtypes:
-                yield Case(op, dtype, layout, arguments, tuple(peers))
+def is_array(value: Any) -> bool:
+    return hasattr(value, "nbytes")
 
 
-TO_INT8 = ("float32 -> int8",)
-FROM_INT8 = ("int8 -> float32",)
+def arrays(result: Any) -> tuple[Any, ...]:
+    """The arrays of a result, be it one or several."""
+    found = result if isinstance(result, tuple) else (result,)
+    return tuple(a for a in found if is_array(a))
+
+
+CENTRE = 1 << 20
+SIZES = (1, 16, 1 << 10, 1 << 16, 1 << 20, 1 << 26)
+USUAL_SIZES = (16, 1 << 20)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An op, and the axes of its part of the matrix; the first of each is in its centre."""
+
+    op: str
+    arguments: Arguments
+    layouts: Sequence[str]
+    dtypes: Sequence[str] = FLOATS
+    peers: Sequence[str] = ("torch",)
+    #: Whether it is measured in full at 64 Mi elements, and in every dtype in a usual run.
+    main: bool = False
+    sizes: Sequence[int] = SIZES
+    case: type[Case] = Case
+
+    def cell(self, dtype: str, layout: str, size: int) -> Case:
+        made = LAYOUTS[layout](size)
+        return self.case(self.op, dtype, made, self.arguments, tuple(self.peers), layout)
+
+    def star(self, whole: bool) -> Iterator[Case]:
+        """From the centre along each axis; in a usual run not as far."""
+        dtype, layout = self.dtypes[0], self.layouts[0]
+        centre = CENTRE if CENTRE in self.sizes else self.sizes[0]
+        for other in self.layouts:
+            if whole or other in USUAL:
+                yield self.cell(dtype, other, centre)
+        for other in self.dtypes:
+            if whole or self.main:
+                yield self.cell(other, layout, centre)
+        for size in self.sizes:
+            if whole or size in USUAL_SIZES or (self.main and layout == "tensor"):
+                yield self.cell(dtype, layout, size)
+        if whole and self.main:
+            for other in self.layouts:
+                yield self.cell(dtype, other, max(self.sizes))
+
+    def product(self, dtype: str, layout: str, sizes: Sequence[int]) -> Iterator[Case]:
+        """Every cell whose dtype and layout match; without a pattern it is the centre."""
+        dtypes = [d for d in self.dtypes if re.search(dtype, d)] if dtype else self.dtypes[:1]
+        layouts = [k for k in self.layouts if re.search(layout, k)] if layout else self.layouts[:1]
+        for d in dtypes:
+            for k in layouts:
+                for size in sizes or (CENTRE,):
+                    yield self.cell(d, k, size)
+
+
+def by_name(found: Iterable[Case]) -> dict[str, Case]:
+    """Each case once, the largest first."""
+    return {str(case): case for case in sorted(found, key=lambda case: -case.size)}
+
+
+def specs(ops: str, *line: Any, **more: Any) -> Iterator[Spec]:
+    """Every op (names between spaces) with the same line."""
+    return (Spec(op, *line, **more) for op in ops.split())
+
+
 OTHERS = ("uint8", "int16", "int32", "float8_e4m3fn", "int4")
-TO_OTHERS = tuple(f"float32 -> {codes}" for codes in OTHERS)
-FROM_OTHERS = tuple(f"{codes} -> float32" for codes in OTHERS)
-WIDTHS = ("float16", "bfloat16", "float64")
+TO_CODES = (
+    *(f"float32 -> {codes}" for codes in ("int8", *OTHERS)),
+    *(f"{floating} -> int8" for floating in ("float16", "bfloat16", "float64")),
+)
+FROM_CODES = tuple(" -> ".join(reversed(dtype.split(" -> "))) for dtype in TO_CODES)
+TO_INT8 = ("float32 -> int8", "float16 -> int8", "bfloat16 -> int8", "float64 -> int8")
+#: AdaRound's codes are added to in float32.
+TO_SMALL_INTEGERS = tuple(d for d in TO_CODES if not d.endswith(("int32", "float8_e4m3fn")))
+CASTS = ("float32 -> bfloat16", "float32 -> float16", *TO_CODES[:5])  # but int4
 
-LINEAR = ("torch decomposed", "torch quantized", "onnxruntime")
-DECOMPOSED = ("torch decomposed",)
-NONE = ()
+LINEAR = ("torch decomposed", "torch quantized", "onnxruntime", "numpy", "torch.compile")
+DECOMPOSED = ("torch decomposed", "numpy", "torch.compile")
+SAME = ("torch", "numpy", "torch.compile")
+#: PyTorch has no such op: its plain expression stands for it.
+OURS = ("torch expression", "numpy", "torch.compile")
+
+GRAINED = (
+    "adaround_init", "adaround_soft", "adaround_hard", "adaround_codes", "adaround_soft_backward",
+)  # fmt: skip
+EVERY_GRAIN = (*TENSORS, *CHANNELS, *GROUPS)
 
 # fmt: off
-_TABLE = (
-    *cases("quantize_per_tensor", quantize, TENSORS, TO_INT8, LINEAR),
-    *cases("quantize_per_tensor", quantize, [LARGE], TO_OTHERS, LINEAR),
-    *cases("quantize_per_channel", quantize, CHANNELS, TO_INT8, LINEAR),
-    *cases("quantize_per_token", quantize, TOKENS + WIDE_TOKENS, TO_INT8, LINEAR),
-    *cases("quantize_per_channel_group", quantize, GROUPS, TO_INT8, LINEAR),
+SPECS = (
+    *specs("quantize_per_tensor", quantize, TENSORS, TO_CODES, LINEAR, main=True),
+    *specs("quantize_per_channel", quantize, CHANNELS, TO_CODES, LINEAR, main=True),
+    *specs("quantize_per_token", quantize, TOKENS, TO_CODES, LINEAR, main=True),
+    *specs("quantize_per_channel_group", quantize, GROUPS, TO_CODES, LINEAR, main=True),
 
-    *cases("dequantize_per_tensor", dequantize, TENSORS, FROM_INT8, LINEAR),
-    *cases("dequantize_per_tensor", dequantize, [LARGE], FROM_OTHERS, LINEAR),
-    *cases("dequantize_per_channel", dequantize, CHANNELS, FROM_INT8, LINEAR),
-    *cases("dequantize_per_token", dequantize, TOKENS + WIDE_TOKENS, FROM_INT8, LINEAR),
-    *cases("dequantize_per_channel_group", dequantize, GROUPS, FROM_INT8, LINEAR),
-    *cases("convert_element_type", to_dtype, TENSORS, ["float32 -> bfloat16"], DECOMPOSED),
+    *specs("dequantize_per_tensor", dequantize, TENSORS, FROM_CODES, LINEAR, main=True),
+    *specs("dequantize_per_channel", dequantize, CHANNELS, FROM_CODES, LINEAR, main=True),
+    *specs("dequantize_per_token", dequantize, TOKENS, FROM_CODES, LINEAR, main=True),
+    *specs("dequantize_per_channel_group", dequantize, GROUPS, FROM_CODES, LINEAR, main=True),
+    *specs("convert_element_type", to_dtype, TENSORS, CASTS, DECOMPOSED),
 
-    *cases("fake_quantize_per_tensor_affine", fake_quantize, TENSORS),
-    *cases("fake_quantize_per_tensor_affine", fake_quantize, [LARGE], WIDTHS),
-    *cases("fake_quantize_per_channel_affine", fake_quantize, CHANNELS),
-    *cases("fake_quantize_per_channel_affine", fake_quantize, CHANNELS[:1], WIDTHS),
-    *cases("fake_quantize_per_tensor_affine_cachemask", fake_quantize, TENSORS),
-    *cases("fake_quantize_per_tensor_affine_cachemask_tensor_qparams", tensor_qparams, TENSORS),
-    *cases("fake_quantize_per_tensor_affine_cachemask_backward", masked, TENSORS),
-    *cases("fake_quantize_per_channel_affine_cachemask", fake_quantize, CHANNELS),
-    *cases("fake_quantize_per_channel_affine_cachemask_backward", masked, TENSORS),
-    *cases("fake_quant_per_channel", fake_quantize, CHANNELS, peers=DECOMPOSED),
-    *cases("fake_quant_per_channel_cachemask", fake_quantize, CHANNELS, peers=NONE),
-    *cases("fake_quant_per_channel_backward", masked, TENSORS, peers=NONE),
+    *specs("fake_quantize_per_tensor_affine", fake_quantize, TENSORS, FLOATS, SAME, main=True),
+    *specs("fake_quantize_per_channel_affine", fake_quantize, CHANNELS, FLOATS, SAME, main=True),
+    *specs("fake_quantize_per_tensor_affine_cachemask", fake_quantize, TENSORS, FLOATS, SAME),
+    *specs("fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+           tensor_qparams, TENSORS, FLOATS, SAME),
+    *specs("fake_quantize_per_channel_affine_cachemask", fake_quantize, CHANNELS, FLOATS, SAME),
+    *specs("fake_quantize_per_tensor_affine_cachemask_backward"
+           " fake_quantize_per_channel_affine_cachemask_backward", masked, TENSORS, FLOATS, SAME),
+    *specs("fake_quant_per_channel", fake_quantize, CHANNELS, FLOATS, DECOMPOSED),
+    *specs("fake_quant_per_channel_cachemask", fake_quantize, CHANNELS, FLOATS, OURS),
+    *specs("fake_quant_per_channel_backward", masked, TENSORS, FLOATS, OURS),
 
-    *cases("fake_quantize_learnable_per_tensor_affine", learnable, TENSORS),
-    *cases("fake_quantize_learnable_per_tensor_affine_backward", learnable_backward, TENSORS),
-    *cases("fake_quantize_learnable_per_channel_affine", learnable, CHANNELS),
-    *cases("fake_quantize_learnable_per_channel_affine_backward", learnable_backward, CHANNELS),
-    *cases("fake_quantize_learnable_per_token_affine", learnable, TOKENS, peers=NONE),
-    *cases("fake_quantize_learnable_per_token_affine_backward",
-           learnable_backward, TOKENS, peers=NONE),
-    *cases("fake_quantize_learnable_per_channel_group_affine", learnable, GROUPS, peers=NONE),
-    *cases("fake_quantize_learnable_per_channel_group_affine_backward",
-           learnable_backward, GROUPS, peers=NONE),
+    *specs("fake_quantize_learnable_per_tensor_affine", learnable, TENSORS, FLOATS, SAME),
+    *specs("fake_quantize_learnable_per_channel_affine", learnable, CHANNELS, FLOATS, SAME),
+    *specs("fake_quantize_learnable_per_token_affine", learnable, NARROW_TOKENS, FLOATS, OURS),
+    *specs("fake_quantize_learnable_per_channel_group_affine", learnable, GROUPS, FLOATS, OURS),
+    *specs("fake_quantize_learnable_per_tensor_affine_backward",
+           learnable_backward, TENSORS, FLOATS, SAME, main=True),
+    *specs("fake_quantize_learnable_per_channel_affine_backward",
+           learnable_backward, CHANNELS, FLOATS, SAME, main=True),
+    *specs("fake_quantize_learnable_per_token_affine_backward",
+           learnable_backward, NARROW_TOKENS, FLOATS, OURS),
+    *specs("fake_quantize_learnable_per_channel_group_affine_backward",
+           learnable_backward, GROUPS, FLOATS, OURS),
 
-    *cases("adaround_init", start_rounding, TENSORS, peers=NONE),
-    *cases("adaround_soft adaround_hard", rounding, TENSORS, peers=NONE),
-    *cases("adaround_codes", rounding_to_codes, TENSORS, TO_INT8, NONE),
-    *cases("adaround_soft_backward", rounding_backward, TENSORS, peers=NONE),
-    *cases("adaround_regularizer adaround_regularizer_backward", regularize, TENSORS, peers=NONE),
+    *specs("adaround_init", start_rounding, EVERY_GRAIN, FLOATS, OURS),
+    *specs("adaround_soft adaround_hard", rounding, EVERY_GRAIN, FLOATS, OURS),
+    *specs("adaround_codes", rounding_to_codes, EVERY_GRAIN, TO_SMALL_INTEGERS, OURS),
+    *specs("adaround_soft_backward", rounding_backward, EVERY_GRAIN, FLOATS, OURS),
+    *specs("adaround_regularizer adaround_regularizer_backward",
+           regularize, TENSORS, PRECISIONS, OURS),
 
-    *cases("choose_qparams", choose, TENSORS, TO_INT8, DECOMPOSED),
-    *cases("choose_qparams_symmetric", choose, TENSORS, TO_INT8, DECOMPOSED),
-    *cases("choose_qparams_per_token", to_dtype, TOKENS, TO_INT8, DECOMPOSED),
-    *cases("choose_qparams_per_token_asymmetric", to_dtype, TOKENS, TO_INT8, DECOMPOSED),
-    *cases("determine_qparams", determine, [per_channel(4, 4, axis=0)], TO_INT8),
-    *cases("fused_moving_avg_obs_fake_quant", fused, (LARGE, CHANNELS[0], *TENSORS[1:])),
-    *cases("fused_moving_avg_obs_fake_quant_cachemask", fused, TENSORS),
+    *specs("choose_qparams", choose, TENSORS, TO_INT8, DECOMPOSED),
+    *specs("choose_qparams_symmetric", choose, TENSORS, TO_INT8, DECOMPOSED),
+    *specs("choose_qparams_per_token choose_qparams_per_token_asymmetric",
+           to_dtype, NARROW_TOKENS, TO_INT8, DECOMPOSED),
+    *specs("determine_qparams", determine, ["64 channels, first axis"], ["float32 -> int8"],
+           ["torch"], sizes=(16, 1 << 12)),
+    *specs("fused_moving_avg_obs_fake_quant", fused,
+           (*TENSORS, "64 channels, first axis"), FLOATS, SAME),
+    *specs("fused_moving_avg_obs_fake_quant_cachemask", fused,
+           (*TENSORS, "64 channels, first axis"), FLOATS, SAME),
 )
 # fmt: on
 
-#: By name, the largest first.
-CASES = {str(case): case for case in sorted(_TABLE, key=lambda case: -case.size)}
+
+def star(table: Sequence[Spec], whole: bool) -> dict[str, Case]:
+    """The cells of a usual run, or of the whole matrix."""
+    return by_name(case for spec in table for case in spec.star(whole))
+
+
+#: The cells of a usual run.
+CASES = star(SPECS, whole=False)
 
 #: The ops that a quick look takes, each in its first case of a size.
 QUICK = (

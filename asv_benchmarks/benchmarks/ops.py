@@ -1,4 +1,4 @@
-"""The asv suite: a class an op, with every case of `cases.CASES`; npquant alone."""
+"""The asv suite: a class an op, with the cells of a usual run, on one thread and on two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numba
 from . import cases, work
 
 CASES = cases.CASES | work.CASES
+THREADS = [n for n in (1, 2) if n <= numba.config.NUMBA_NUM_THREADS]
 
 
 class _Op:
@@ -53,4 +54,4 @@ _Op.track_temporary_bytes.unit = "bytes"  # type: ignore[attr-defined]
 
 for _op in dict.fromkeys(case.op for case in CASES.values()):
     _names = [name.removeprefix(f"{_op} ") for name, case in CASES.items() if case.op == _op]
-    globals()[_op] = type(_op, (_Op,), {"params": (_names, [1]), "__module__": __name__})
+    globals()[_op] = type(_op, (_Op,), {"params": (_names, THREADS), "__module__": __name__})

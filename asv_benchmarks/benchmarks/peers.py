@@ -1,15 +1,16 @@
-"""The peers: PyTorch and ONNX Runtime, called on the same arrays. Imported when first needed."""
+"""The peers, called on the same arrays. PyTorch and ONNX Runtime are imported when first needed."""
 
 from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Collection
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from . import work
+from . import plain, work
 from .cases import Call, Case, Inputs
 
 _threads = 1
@@ -36,17 +37,26 @@ def setup(threads: int) -> dict[str, str]:
     return versions
 
 
-def calls_of(case: Case, inputs: Inputs) -> dict[str, Call]:
-    """The calls of the peers that are installed and have the op."""
-    found = {name: _call(name, case, inputs) for name in case.peers}
-    return {name: call for name, call in found.items() if call is not None}
-
-
-def _call(name: str, case: Case, inputs: Inputs) -> Call | None:
-    try:
-        return PEERS[name](case, inputs)
-    except ImportError:
-        return None
+def calls_of(
+    case: Case, inputs: Inputs, wanted: Collection[str]
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The calls of those peers that compute the case, each called once; why the others do not."""
+    calls, absent = {}, {}
+    for name in case.peers:
+        if name not in wanted:
+            continue
+        try:
+            call = PEERS[name](case, inputs)
+            if call is None:
+                absent[name] = "has no such quantizer"
+                continue
+            call()
+        except Exception as error:  # whatever a library says of what it cannot do
+            why = (str(error).strip().splitlines() or [""])[0]
+            absent[name] = f"{type(error).__name__}: {why[:90]}"
+        else:
+            calls[name] = call
+    return calls, absent
 
 
 # --- PyTorch ----------------------------------------------------------------------------------
@@ -80,7 +90,8 @@ def _to_torch(value: Any) -> Any:
 
 
 def _partial(function: Any, case: Case, inputs: Inputs) -> Call:
-    return partial(function, *map(_to_torch, case.arguments(inputs)))
+    keywords = {name: _to_torch(value) for name, value in case.keywords(inputs).items()}
+    return partial(function, *map(_to_torch, case.arguments(inputs)), **keywords)
 
 
 def same_op(case: Case, inputs: Inputs) -> Call:
@@ -102,16 +113,18 @@ def decomposed(case: Case, inputs: Inputs) -> Call:
     packet = getattr(_torch().ops.quantized_decomposed, case.op)
     call = _partial(getattr(packet, packet.overloads()[0]), case, inputs)
     if "dequantize_per_token" in case.op or "dequantize_per_channel_group" in case.op:
-        return partial(call, _torch().float32)  # the dispatcher knows no default for it
+        # The dispatcher knows no default for it.
+        return partial(call.func, *call.args, _to_torch(inputs.floating))
     return call
 
 
 def quantized(case: Case, inputs: Inputs) -> Call | None:
     """torch.quantize_per_tensor or per_channel, to a quantized tensor, and back from one."""
     torch, name = _torch(), _QUANTIZED.get(inputs.target.name)
-    if name is None or inputs.floating != np.float32 or inputs.layout.group:
-        return None
     layout, backwards = inputs.layout, case.op.startswith("dequantize")
+    many = layout.group or (layout.grain == "token" and len(layout.shape) > 2)
+    if name is None or inputs.floating != np.float32 or many:
+        return None
     data = _to_torch(inputs.codes if backwards else inputs.x)
     dtype = () if backwards else (getattr(torch, name),)
     if not layout.scales:
@@ -124,21 +137,56 @@ def quantized(case: Case, inputs: Inputs) -> Call | None:
     return call().dequantize if backwards else call
 
 
+def expression(case: Case, inputs: Inputs) -> Call:
+    """The plain expression, for ops that PyTorch lacks."""
+    return _expression(case, inputs, _torch(), _to_torch)
+
+
+def compiled(case: Case, inputs: Inputs) -> Call | None:
+    """torch.compile of PyTorch's own call, for exactly these shapes."""
+    own = next((name for name in OWN if name in case.peers), None)
+    call = PEERS[own](case, inputs) if own else None
+    if call is None:
+        return None
+    torch = _torch()
+    torch._dynamo.reset()  # or there would be too many versions of one function
+    function, given = (call, ()) if not isinstance(call, partial) else (call.func, call.args)
+    keywords = call.keywords if isinstance(call, partial) else {}
+    made = torch.compile(function, fullgraph=True, dynamic=False)
+    return partial(made, *given, **keywords)
+
+
+# --- NumPy ------------------------------------------------------------------------------------
+
+
+def numpy(case: Case, inputs: Inputs) -> Call:
+    """The plain expression."""
+    return _expression(case, inputs, np, lambda value: value)
+
+
+def _expression(case: Case, inputs: Inputs, xp: Any, own: Any) -> Call:
+    if isinstance(case, work.Work):
+        return work.WORK[case.op].plain(plain.Plain(case, inputs, xp, own))
+    call = partial(plain.EXPRESSIONS[case.op], plain.Plain(case, inputs, xp, own))
+    call()  # makes the arrays
+    return call
+
+
 # --- ONNX Runtime -----------------------------------------------------------------------------
 
 
 def onnxruntime(case: Case, inputs: Inputs) -> Call | None:
     """A session of one QuantizeLinear or DequantizeLinear, its input and output bound."""
     runtime, onnx = importlib.import_module("onnxruntime"), importlib.import_module("onnx")
-    if inputs.target.name not in _ONNX:
-        return None
+    if inputs.target.name not in _ONNX or inputs.layout.order:
+        return None  # it takes C order only
     data, *_ = case.arguments(inputs)
     if data.dtype.name == "int4":
         return None  # the runtime's are packed, two to a byte
     options = runtime.SessionOptions()
     options.intra_op_num_threads = _threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it refuses is named in the table
     session = runtime.InferenceSession(
         _model(onnx, case, inputs).SerializeToString(), options, ["CPUExecutionProvider"]
     )
@@ -157,9 +205,9 @@ def _model(onnx: Any, case: Case, inputs: Inputs) -> Any:
     layout, helper = inputs.layout, onnx.helper
     backwards = case.op.startswith("dequantize")
     kinds = [helper.np_dtype_to_tensor_dtype(d) for d in (inputs.floating, inputs.target)]
-    attributes = {"axis": 1, "block_size": layout.group[0]} if layout.group else {}
-    if layout.axis or layout.scales[-1:] == (1,):
-        attributes = {"axis": layout.axis[0] if layout.axis else 0}
+    attributes = {"axis": layout.axis[0] if layout.axis else 0} if layout.scales else {}
+    if layout.group:
+        attributes = {"axis": 1, "block_size": layout.group[0]}
     shape = layout.scales if layout.group else (-1,) if layout.scales else ()
     scales = inputs.scales.reshape(shape).astype(inputs.floating)
     zero_points = inputs.zero_points.reshape(shape).astype(inputs.target)
@@ -181,6 +229,15 @@ PEERS = {
     "torch": same_op,
     "torch decomposed": decomposed,
     "torch quantized": quantized,
-    "onnxruntime": onnxruntime,
+    "torch expression": expression,
     "torch work": work.peer,
+    "torch.compile": compiled,
+    "onnxruntime": onnxruntime,
+    "numpy": numpy,
 }
+
+#: Those that are PyTorch's own call of the same op, of which a case has one at most.
+OWN = ("torch", "torch decomposed", "torch work", "torch expression")
+
+#: Those that take seconds to compile for every case.
+SLOW = ("torch.compile",)

@@ -1,19 +1,37 @@
-"""Work of more than one op, as training and calibration do it: ours, and PyTorch's beside it."""
+"""Work that is no single op: what training and calibration do, and a dispatch by Numba.
+
+Ours, PyTorch's beside it, and NumPy's where there is a plain expression.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numba
 import numpy as np
 
 import npquant as nq
 from npquant.modules import observers
 from npquant.optim import SGD, Adam
 
-from .cases import LARGE, Call, Case, Inputs
+from .cases import (
+    FLOATS,
+    NARROW_TOKENS,
+    PRECISIONS,
+    TENSORS,
+    TO_INT8,
+    Call,
+    Case,
+    Inputs,
+    Spec,
+    specs,
+    star,
+)
+from .plain import Plain, choose_token_asymmetric, quantize
 
 SCALE, BOUNDS = 0.1, (-8, 7)
 
@@ -22,17 +40,17 @@ SCALE, BOUNDS = 0.1, (-8, 7)
 class Work(Case):
     """A cell of the matrix that is no call of an op; `op` is a name in WORK."""
 
-    @property
-    def goal(self) -> None:
-        return None
-
     def call(self, inputs: Inputs) -> Call:
-        return WORK[self.op][0](inputs)
+        return WORK[self.op].ours(inputs)
 
 
 def peer(case: Case, inputs: Inputs) -> Call:
     """PyTorch's version of it."""
-    call = WORK[case.op][1](importlib.import_module("torch"), inputs)
+    torch = importlib.import_module("torch")
+    make = WORK[case.op].torch
+    if make is None:
+        raise NotImplementedError(f"PyTorch has no {case.op}")
+    call = make(torch, inputs)
     call()  # what is set up by a first call
     return call
 
@@ -74,8 +92,7 @@ def torch_adaround_step(torch: Any, i: Inputs) -> Call:
 
 def optimizer(kind: type, **options: Any) -> Callable[[Inputs], Call]:
     def make(i: Inputs) -> Call:
-        found = kind([i.x.copy()], **options)
-        return lambda: found.step([i.grad])
+        return partial(kind([i.x.copy()], **options).step, [i.grad])
 
     return make
 
@@ -90,41 +107,120 @@ def torch_optimizer(name: str, **options: Any) -> Callable[[Any, Inputs], Call]:
     return make
 
 
+def channel(i: Inputs) -> dict[str, int]:
+    return {"ch_axis": i.layout.axis[0]} if i.layout.axis else {}
+
+
 def observer(name: str) -> Callable[[Inputs], Call]:
     def make(i: Inputs) -> Call:
-        found = getattr(observers, name)()
-        return lambda: found(i.x)
+        return partial(getattr(observers, name)(**channel(i)), i.x)
 
     return make
 
 
 def torch_observer(name: str) -> Callable[[Any, Inputs], Call]:
     def make(torch: Any, i: Inputs) -> Call:
-        found = getattr(importlib.import_module("torch.ao.quantization.observer"), name)()
-        x = torch.from_numpy(i.x)
-        return lambda: found(x)
+        kind = getattr(importlib.import_module("torch.ao.quantization.observer"), name)
+        return partial(kind(**channel(i)), as_torch(i.x))
 
     return make
 
 
-OBSERVERS = (
-    "MinMaxObserver",
-    "MovingAverageMinMaxObserver",
-    "HistogramObserver",
+def as_torch(value: Any) -> Any:
+    return importlib.import_module(".peers", __package__)._to_torch(value)
+
+
+def dynamic_quantize(i: Inputs) -> Call:
+    """Choose qparams per token, then quantize with them."""
+
+    def call() -> Any:
+        scales, zero_points = nq.choose_qparams_per_token_asymmetric(i.x, i.target)
+        return nq.quantize_per_token(i.x, scales, zero_points, *i.bounds, i.target)
+
+    return call
+
+
+def torch_dynamic_quantize(torch: Any, i: Inputs) -> Call:
+    ops, x, target = torch.ops.quantized_decomposed, as_torch(i.x), as_torch(i.target)
+    choose, code = ops.choose_qparams_per_token_asymmetric.default, ops.quantize_per_token.default
+
+    def call(x: Any) -> Any:
+        return code(x, *choose(x, target), *i.bounds, target)
+
+    return partial(call, x)
+
+
+def plain_dynamic_quantize(p: Plain) -> Call:
+    def call() -> Any:
+        p.s, p.z = choose_token_asymmetric(p)
+        return quantize(p)
+
+    return call
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def nothing(x, scale, zero_point, lo, hi):  # type: ignore[no-untyped-def]
+    """What a call costs that does nothing."""
+
+
+def dispatch(x: Any) -> Call:
+    """The least that a kernel's call can cost: an array and four numbers, through Numba."""
+    return partial(nothing, x, 0.1, 0, -128, 127)
+
+
+@dataclass(frozen=True)
+class Job:
+    """How each does it; None who cannot."""
+
+    ours: Callable[[Inputs], Call]
+    torch: Callable[[Any, Inputs], Call] | None = None
+    numpy: Callable[[Plain], Call] | None = None
+
+    def plain(self, p: Plain) -> Call:
+        if self.numpy is None:
+            raise NotImplementedError("no plain expression is written down")
+        return self.numpy(p)
+
+
+#: With PyTorch's, and without.
+OBSERVERS = ("MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver")
+CHANNEL_OBSERVERS = ("PerChannelMinMaxObserver", "MovingAveragePerChannelMinMaxObserver")
+COUNTING_OBSERVERS = ("PercentileObserver", "MSEObserver", "EntropyObserver")
+
+WORK = {
+    "BareDispatch": Job(lambda i: dispatch(i.x)),
+    "DynamicQuantizePerToken": Job(
+        dynamic_quantize, torch_dynamic_quantize, plain_dynamic_quantize
+    ),
+    "AdaroundStep": Job(adaround_step, torch_adaround_step),
+    "SGD": Job(
+        optimizer(SGD, lr=1e-3, momentum=0.9), torch_optimizer("SGD", lr=1e-3, momentum=0.9)
+    ),
+    "Adam": Job(optimizer(Adam), torch_optimizer("Adam")),
+    **{
+        name: Job(observer(name), torch_observer(name)) for name in (*OBSERVERS, *CHANNEL_OBSERVERS)
+    },
+    **{name: Job(observer(name)) for name in COUNTING_OBSERVERS},
+}
+
+
+def works(names: str, arguments: Any, layouts: Any, dtypes: Any, peers: Any, **more: Any) -> Any:
+    return specs(names, arguments, layouts, dtypes, peers, case=Work, **more)
+
+
+_WITH_TORCH = ("torch work", "torch.compile")
+_FIRST_AXIS = ("64 channels, first axis", "64 channels, last axis", "64 channels, channels last")
+
+# fmt: off
+SPECS: tuple[Spec, ...] = (
+    *works("BareDispatch", read, ["tensor"], ["float32"], (), sizes=(16,)),
+    *works("DynamicQuantizePerToken", read, NARROW_TOKENS, TO_INT8, (*_WITH_TORCH, "numpy")),
+    *works("AdaroundStep", read_twice, ["tensor"], PRECISIONS, _WITH_TORCH),
+    *works("SGD Adam", read_twice, TENSORS[:1], PRECISIONS, _WITH_TORCH),
+    *works(" ".join(OBSERVERS), read, TENSORS, FLOATS, _WITH_TORCH),
+    *works(" ".join(CHANNEL_OBSERVERS), read, _FIRST_AXIS, FLOATS, _WITH_TORCH),
+    *works(" ".join(COUNTING_OBSERVERS), read, ["tensor"], FLOATS, ()),
 )
+# fmt: on
 
-#: What it is called: ours, and PyTorch's.
-WORK: dict[str, tuple[Callable[[Inputs], Call], Callable[[Any, Inputs], Call]]] = {
-    "AdaroundStep": (adaround_step, torch_adaround_step),
-    "SGD": (optimizer(SGD, lr=1e-3, momentum=0.9), torch_optimizer("SGD", lr=1e-3, momentum=0.9)),
-    "Adam": (optimizer(Adam), torch_optimizer("Adam")),
-    **{name: (observer(name), torch_observer(name)) for name in OBSERVERS},
-}
-
-CASES = {
-    str(case): case
-    for name in WORK
-    for case in [
-        Work(name, "float32", LARGE, read if name in OBSERVERS else read_twice, ("torch work",))
-    ]
-}
+CASES = star(SPECS, whole=False)

@@ -2,8 +2,10 @@
 
 The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel.
 Where `inner` is long, what belongs to a channel is made once and its run of `inner` elements
-follows (`runs`). Where it is short, elements and channels go side by side (`periods`), so that
-channels-last images and the last axis of a linear layer are vectorised too.
+follows (`runs`); of groups and the like, where it is some multiple of 32, what is asked before a
+vectorised loop is asked once for all runs (`blocks`). Where it is short, elements and channels go
+side by side (`periods`), so that channels-last images and the last axis of a linear layer are
+vectorised too.
 """
 
 from __future__ import annotations
@@ -25,8 +27,14 @@ Array = np.ndarray[Any, Any]
 
 #: Runs shorter than this are done side by side.
 SHORT = 16
+#: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest.
+BLOCK, LONG = 32, 512
+_OF_BLOCKS = np.uintp(2**64 - BLOCK)
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
+#: Elements of a row that are done together, so that what belongs to them stays in the first cache;
+#: and of how many rows, so that memory is read in order nevertheless.
+NEAR, AT_ONCE = 1024, 32
 
 #: The types of numbers among the qparams and of constants.
 NUMBERS: dict[str, Any] = {
@@ -79,6 +87,23 @@ class Elementwise:
                 skip = 0
                 c = c + 1 if c + 1 < channels else 0
 
+        def blocks(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """Items (row): whole runs."""
+            constants = lo, hi, nan
+            length = np.uintp(inner) & _OF_BLOCKS  # so the compiler knows
+            c = (first // inner + begin) % channels
+            for row in range(np.uintp(begin), np.uintp(end)):
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                base = row * length
+                for k in range(length):
+                    value, inside = element(each(x, base + k), p, constants, y)
+                    store(y, base + k, value)
+                    store(mask, base + k, inside)
+                c = c + 1 if c + 1 < channels else 0
+
         def periods(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
@@ -88,28 +113,26 @@ class Elementwise:
             columns = table.empty(kind)
             period = _repeated(channels * inner)
             start = begin - (first + begin) % period  # of the period that `begin` lies in
-            for row in range(0, period, table.ROWS):
-                rows = min(table.ROWS, period - row)
-                i = start + row
-                if i + rows <= begin:
-                    i += period
-                if i >= end:
-                    continue
-                table.fill(columns, row, rows, parameters, x, scale, zero_point,
+            for part in range(0, period, table.ROWS):
+                rows = min(table.ROWS, period - part)
+                table.fill(columns, part, rows, parameters, x, scale, zero_point,
                            channels, inner, constants, y)  # fmt: skip
-                while i < end:
-                    above, below = max(begin - i, 0), min(end - i, rows)
-                    base, at_row = np.uintp(i + above), np.uintp(above)
-                    for k in range(np.uintp(below - above)):
-                        p = table.take(columns, at_row + k, kind)
-                        value, inside = element(each(x, base + k), p, constants, y)
-                        store(y, base + k, value)
-                        store(mask, base + k, inside)
-                    i += period
+                for top in range(start + part, end, AT_ONCE * period):
+                    for row in range(0, rows, NEAR):
+                        stop = min(row + NEAR, rows) - row
+                        for i in range(top + row, min(top + AT_ONCE * period, end), period):
+                            above, below = max(begin - i, 0), min(end - i, stop)
+                            base, at_row = np.uintp(i + above), np.uintp(row + above)
+                            for k in range(np.uintp(max(below - above, 0))):
+                                p = table.take(columns, at_row + k, kind)
+                                value, inside = element(each(x, base + k), p, constants, y)
+                                store(y, base + k, value)
+                                store(mask, base + k, inside)
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide = wide
         self._runs = Kernel(runs, f"{name}_runs", _signature)
+        self._blocks = Kernel(blocks, f"{name}_blocks", _signature)
         self._periods = Kernel(periods, f"{name}_periods", _signature)
 
     def __call__(
@@ -169,15 +192,17 @@ class Elementwise:
         n = y.size
         if n == 0:
             return
-        kernel, grain = self._runs, GRAIN
+        kernel, items, grain = self._runs, n, GRAIN
         types_: tuple[Any, ...] = precision
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
             if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
                 kernel, grain = self._periods, _grain(channels * inner)
+            elif inner <= LONG and not (inner % BLOCK or first % inner or n % inner):
+                kernel, items, grain = self._blocks, n // inner, GRAIN // inner
         args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
-        kernel(n, n, args, (dtypes, y.dtype, types_, mask is None), grain)
+        kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
 
 class ElementwiseOfSeveral(Elementwise):

@@ -201,6 +201,31 @@ def _float32_to_e5m2(v: Any) -> Any:
     return _as_e5m2(np.uint32(u | ((_as_uint32(v) >> np.uint32(24)) & np.uint32(0x80))))
 
 
+@register_jitable
+def _integral_to_float8(v: Any, drop: Any, low: Any) -> Any:
+    """As the two above, for a whole number that float8 does not round to infinity.
+
+    It is normal or zero. Adding 2**drop times the power of two below it lets the hardware round it
+    to the bits of float8, which are then the last ones; `low`, added to them, is the bias.
+    """
+    u = _as_uint32(v)
+    power = np.uint32(u & np.uint32(0xFF800000))
+    rounded = v + _as_float32(np.uint32(power + np.uint32(drop << np.uint32(23)) + low))
+    code = np.uint32(_as_uint32(rounded) + (power >> drop))
+    code = code if v != np.float32(0) else np.uint32(0)
+    return np.uint32(code | ((u >> np.uint32(24)) & np.uint32(0x80)))
+
+
+@register_jitable
+def _integral_to_e4m3fn(v: Any) -> Any:
+    return _as_e4m3fn(_integral_to_float8(v, np.uint32(20), np.uint32(56)))
+
+
+@register_jitable
+def _integral_to_e5m2(v: Any) -> Any:
+    return _as_e5m2(_integral_to_float8(v, np.uint32(21), np.uint32(60)))
+
+
 # --- primitives -------------------------------------------------------------------------------
 
 _WIDEN: Final[dict[types.Type, Any]] = {
@@ -370,11 +395,27 @@ def _code_of(v, lo, hi, nan):
 _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
 
 
+#: Codes with an integer zero point are whole numbers, and their bounds are those of float8.
+_INTEGRAL: Final = {E4M3FN: _integral_to_e4m3fn, E5M2: _integral_to_e5m2}
+
+
 @teach(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
     without = isinstance(zero_point, types.NoneType)
     small = without or isinstance(zero_point, types.Integer)
     narrow = (other in NARROW and other != types.int32) or other in SUB_BYTE
+    if other in _INTEGRAL and small and isinstance(lo, types.Float):
+        narrowed = _INTEGRAL[other]
+
+        def rounded_code(t, zero_point, lo, hi, nan, other):
+            r = p.rint(t) if without else p.plus(p.rint(t), zero_point)
+            u = lo if r < lo else r
+            u = hi if u > hi else u
+            code = narrowed(np.float32(u))
+            return code if t == t else p.like(nan, other)
+
+        return rounded_code
+
     if not (narrow and small and isinstance(lo, types.Float)):
         if without:
             return lambda t, zero_point, lo, hi, nan, other: p.code_of(p.rint(t), lo, hi, nan)
@@ -417,7 +458,12 @@ def _store(y, i, v):
     if isinstance(y, types.NoneType):
         return lambda y, i, v: None
     kind = y.dtype
-    if isinstance(kind, Storage):
+    if v == kind:
+
+        def store(y, i, v):
+            y[i] = v
+
+    elif isinstance(kind, Storage):
         narrow = register_jitable(_FROM_FLOAT32[kind])
         if kind in SUB_BYTE and isinstance(v, types.Integer):
 

@@ -14,9 +14,9 @@ from numba.extending import register_jitable
 
 from npquant.cpu.storage import Storage, overload, reinterpreted
 
-#: Rows, so many that a table stays in the first cache; PITCH is no power of two, or all columns
+#: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns
 #: would compete for the same places of the cache.
-ROWS, PITCH = 1024, 1024 + 256
+ROWS, PITCH = 8192, 8192 + 256
 
 
 def buffer(n: Any, v: Any) -> Any:

@@ -222,15 +222,23 @@ def _compile(function: Any, signature: tuple[types.Type, ...], parallel: bool) -
 
 def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
     """The plain function, its numbers rounded to `signature` as the compiled one's would be."""
-    numbers = {types.float32: np.float32, types.float64: np.float64, types.int32: np.int32}
 
     def call(*args: Any) -> Any:
         with np.errstate(all="ignore"):
-            return function(
-                *(numbers.get(t, lambda v: v)(a) for t, a in zip(signature, args, strict=True))
-            )
+            return function(*_rounded(args, signature))
 
     return call
+
+
+_NUMBERS = {types.float32: np.float32, types.float64: np.float64, types.int32: np.int32}
+
+
+def _rounded(values: Any, kinds: Any) -> tuple[Any, ...]:
+    """The values as numbers of these types, those within tuples too; arrays as they are."""
+    return tuple(
+        _rounded(v, t) if isinstance(t, types.BaseTuple) else _NUMBERS.get(t, lambda v: v)(v)
+        for v, t in zip(values, kinds, strict=True)
+    )
 
 
 def compiled(function: Any, signature: Callable[..., Types]) -> Callable[..., Any]:

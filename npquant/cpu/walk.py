@@ -41,17 +41,28 @@ def pieces(
         yield layout, 0, [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
         return
 
-    layout = Layout(granularity.channels, granularity.inner)
-    size = arrays[0].size
-    buffers = [None if a is None else np.empty(min(PIECE, size), a.dtype) for a in outputs]
-    for first in range(0, size, PIECE):
-        span = slice(first, min(first + PIECE, size))
-        packed: list[Any] = [a.flat[span] for a in inputs]
-        results = [b if b is None else b[: span.stop - first] for b in buffers]
-        yield layout, first, packed + results
-        for a, result in zip(outputs, results, strict=True):
-            if a is not None:
-                a.flat[span] = result
+    if arrays[0].size == 0:
+        return
+    layout, first = Layout(granularity.channels, granularity.inner), 0
+    access = ["readonly"] * len(inputs) + ["writeonly"] * (len(arrays) - len(inputs))
+    with _packed(arrays, access) as packed:
+        for piece in packed:
+            flat = iter(piece if type(piece) is tuple else (piece,))
+            found: list[Any] = [a if a is None else next(flat) for a in (*inputs, *outputs)]
+            yield layout, first, found
+            first += found[0].size
+
+
+def _packed(arrays: list[Array], access: list[str], *flags: Any) -> Any:
+    """NumPy's iterator over the arrays in C order, in flat pieces that a kernel can take.
+
+    It has all of its buffers from the start: where there is no memory for them, nothing has been
+    written.
+    """
+    kinds: list[Any] = [[kind, "contig", "aligned"] for kind in access]
+    return np.nditer(
+        arrays, ["buffered", "external_loop", *flags], kinds, order="C", buffersize=PIECE
+    )
 
 
 def _in_memory_order(
@@ -100,19 +111,42 @@ def channel_pieces(
         arrays = [np.moveaxis(a, granularity.axis, 0) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     some, length = max(1, PIECE // count), min(count, PIECE // tile * tile)
-    buffers = [np.empty(some * length, a.dtype) for a in outputs]
-    views = arrays[: len(inputs)], arrays[len(inputs) :]
+    read = [_Spans(a, "readonly", some * length) for a in arrays[: len(inputs)]]
+    written = [_Spans(a, "writeonly", some * length) for a in arrays[len(inputs) :]]
     for c in range(0, granularity.channels, some):
         channels = slice(c, min(c + some, granularity.channels))
         for e in range(0, count, length):
             m = min(length, count - e)
-            span = slice(c * count + e, (channels.stop - 1) * count + e + m)
-            packed = [a.flat[span] for a in views[0]]
-            results = [b[: span.stop - span.start] for b in buffers]
+            span = c * count + e, (channels.stop - 1) * count + e + m
+            flat = [a.read(*span) for a in read] + [a.buffer[: span[1] - span[0]] for a in written]
             tiles = slice(e // tile, -(-(e + m) // tile))
-            yield Layout(channels.stop - c, m), channels, tiles, packed + results
-            for a, result in zip(views[1], results, strict=True):
-                a.flat[span] = result
+            yield Layout(channels.stop - c, m), channels, tiles, flat
+            for a in written:
+                a.write(*span)
+
+
+class _Spans:
+    """Flat spans of an array in C order, by way of a buffer; all memory is there from the start."""
+
+    def __init__(self, a: Array, access: str, size: int) -> None:
+        self.buffer = np.empty(size, a.dtype)
+        self._packed = _packed([a], [access], "ranged")
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[Array, Array]]:
+        self._packed.iterrange = begin, end
+        at = 0
+        for piece in self._packed:
+            yield piece, self.buffer[at : at + piece.size]
+            at += piece.size
+
+    def read(self, begin: int, end: int) -> Array:
+        for piece, part in self._pieces(begin, end):
+            part[...] = piece
+        return self.buffer[: end - begin]
+
+    def write(self, begin: int, end: int) -> None:
+        for piece, part in self._pieces(begin, end):
+            piece[...] = part
 
 
 def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:

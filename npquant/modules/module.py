@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npquant.arithmetic import kind, on_host
+from npquant.arithmetic import is_array, kind, on_host
 from npquant.autograd import Parameter, call
-from npquant.dtypes import names
-from npquant.errors import show
+from npquant.dtypes import REALS, names
+from npquant.state import remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
 
@@ -74,6 +74,7 @@ class Module:
         """
         return {key: on_host(module._get(name)) for key, module, name in self._state("")}
 
+    @takes_state
     def load_state_dict(self, state_dict: Mapping[str, Array]) -> None:
         """Replace the state, all of it or, if there is anything wrong with it, nothing.
 
@@ -84,13 +85,12 @@ class Module:
 
         Raises
         ------
-        TypeError
-            If `state_dict` is no mapping, or a value of it no array or of another dtype.
         ValueError
-            If a key is missing or foreign, or an array has a shape or a value that it cannot have.
+            If `state_dict` is no mapping, a key is missing or foreign, or a value no array, or one
+            of a dtype, a shape or with values that it cannot have.
         """
         if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be a mapping, got {show(state_dict)}")
+            raise ValueError(f"state_dict must be a mapping, got {seen(state_dict)}")
         places = {key: (module, name) for key, module, name in self._state("")}
         for key in places:
             if key not in state_dict:
@@ -149,6 +149,23 @@ class Module:
         """Copy the state too: two modules never share it."""
         return copy.deepcopy(self)
 
+    @takes_state
+    def __setstate__(self, state: Any) -> None:
+        """Take what a saved instance or a copy holds, if this class can have such state."""
+        module = remade(self, state)
+        for name in module._modules:
+            child = getattr(module, name)
+            if not isinstance(child, Module):
+                raise ValueError(f"{name} must be a Module, got {seen(child)}")
+        arrays = {}
+        for name in module._names():
+            array = module._get(name)
+            if not is_array(array):
+                raise ValueError(f"{name} must be an array, got {seen(array)}")
+            arrays[name] = _copied(name, on_host(array), REALS)
+        module._check_state("", arrays)
+        self.__dict__.update(state)
+
     # --- looks --------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
@@ -165,14 +182,14 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def _copied(key: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Array:
+def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]]) -> Array:
     """A plain copy of an array, memory maps included; nothing that its class defines is called."""
     if not isinstance(value, np.ndarray) or isinstance(value, (np.ma.MaskedArray, np.matrix)):
-        raise TypeError(f"state_dict[{key!r}] must be a NumPy array, got {type(value).__name__}")
+        raise ValueError(f"state_dict[{key!r}] must be a NumPy array, got {seen(value)}")
     array = np.array(value, order="C")
     if array.dtype not in dtypes:
         several = "a dtype among" if len(dtypes) > 1 else "the dtype"
-        raise TypeError(
+        raise ValueError(
             f"state_dict[{key!r}] must have {several} {names(dtypes)}, got {array.dtype}"
         )
     return array

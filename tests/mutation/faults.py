@@ -51,6 +51,11 @@ ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
 DATA = tests("layouts", "layout_of_the_data")
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
 SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
+STATE = tests("state", "malformed_state_of_an_optimizer")
+ATTRIBUTES, PLAIN = (
+    tests("state", "attributes_that_cannot_be"),
+    tests("optim", "numbers_without_the_compiler"),
+)
 PRIMITIVES, REMEMBERED = ("tests/test_primitives.py",), ("tests/test_remembered.py",)
 
 FAULTS = (
@@ -319,6 +324,14 @@ FAULTS = (
           "        pass\n",
           "terms of the tile before, added again", SUMS),
     Fault("cpu/loops.py",
+          "c = (first // inner + begin) % channels",
+          "c = begin % channels",
+          "whole runs of a piece begin with the first channel", SHORT),
+    Fault("cpu/storage.py",
+          "code = code if v != np.float32(0) else np.uint32(0)",
+          "code = code",
+          "a zero that is no float8", tests("ops", "quantize_per_tensor[float32-float8_e4m3fn]")),
+    Fault("cpu/loops.py",
           "            c = row % channels\n",
           "            c = 0\n",
           "a piece that begins in a later channel", PIECES),
@@ -335,13 +348,13 @@ FAULTS = (
           "            for i in range(k, k + m - 1):\n",
           "a row of the table left out", SHORT),
     Fault("cpu/walk.py",
-          "yield layout, first, packed + results",
-          "yield layout, 0, packed + results",
+          "yield layout, first, found",
+          "yield layout, 0, found",
           "a piece that does not know where it begins", PIECES),
     # --- autograd, observers, optimizers ----------------------------------------------------------
     Fault("autograd/tape.py",
-          "grads[k] = np.asarray(grads[k] + part if k in grads else part)",
-          "grads[k] = np.asarray(part)",
+          "grads[k] = add(grads[k], part) if k in grads else _array(part)",
+          "grads[k] = _array(part)",
           "a gradient overwritten rather than added", TAPE),
     Fault("autograd/tape.py",
           "grad = grads.get(key) if key in ends else grads.pop(key, None)",
@@ -363,15 +376,15 @@ FAULTS = (
           "p[np.arange(len(p)), labels] -= 1",
           "p[np.arange(len(p)), labels] += 1",
           "the label's gradient with the wrong sign", LABELS),
-    Fault("modules/observers.py",
-          "least = np.minimum(least, observer.min_val.reshape(-1))",
-          "least = np.maximum(least, observer.min_val.reshape(-1))",
+    Fault("modules/observers/base.py",
+          "least, greatest = minimum(least, low), maximum(greatest, high)",
+          "least, greatest = maximum(least, low), maximum(greatest, high)",
           "a range that shrinks", EXTREMES),
-    Fault("modules/observers.py",
+    Fault("modules/observers/base.py",
           "            lo, hi = lo // 2, hi // 2\n",
           "            lo, hi = lo // 2, hi\n",
           "half of a range not halved", MIDDLE),
-    Fault("modules/observers.py",
+    Fault("modules/observers/base.py",
           "        return (greatest + 1) // 2\n",
           "        return greatest // 2\n",
           "the middle one too low", MIDDLE),
@@ -383,4 +396,17 @@ FAULTS = (
           "step = -(self.lr / (1 - beta1 ** state[\"step\"]))",
           "step = -self.lr",
           "Adam without the correction of its mean", OPTIM),
+    # --- saved state ------------------------------------------------------------------------------
+    Fault("state.py",
+          "raise ValueError(str(error)) from error",
+          "raise",
+          "what is of the wrong kind in a state, a TypeError", STATE),
+    Fault("modules/module.py",
+          "        module._check_state(\"\", arrays)\n",
+          "",
+          "attributes of a pickle that nobody checks", ATTRIBUTES),
+    Fault("cpu/target.py",
+          "_rounded(v, t) if isinstance(t, types.BaseTuple) else ",
+          "",
+          "numbers of a tuple not rounded without the compiler", PLAIN),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
     python tests/mutation/mutate.py                # all of them
     python tests/mutation/mutate.py --only NaN     # those whose file or description has this in it
+    python tests/mutation/mutate.py --sample 9 --first   # some at random, quickly
 
 For each fault of `faults.py`, a temporary copy of the package gets it, and the default tests run
 with `-x`: first those most likely to fail, then, if they pass, all of them. A fault that no test
@@ -11,6 +12,7 @@ would be learned from a failure. The working tree is left alone.
 
 import argparse
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -31,7 +33,8 @@ class Copy:
 
     def __init__(self, place):
         self.place = Path(place)
-        ignore = shutil.ignore_patterns("__pycache__")
+        # Not the test of the faults: it would see that the package has one.
+        ignore = shutil.ignore_patterns("__pycache__", "mutation")
         for name in ("npquant", "tests", "docs", "examples"):
             shutil.copytree(ROOT / name, self.place / name, ignore=ignore)
         for name in ("pyproject.toml", "README.md"):
@@ -60,12 +63,18 @@ class Copy:
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="faults with this in their file or description")
+    parser.add_argument("--sample", type=int, help="this many of them, at random")
+    parser.add_argument("--seed", type=int, help="draw the same again")
     parser.add_argument("--first", action="store_true", help="ask the first tests alone")
     parser.add_argument("--trust", action="store_true", help="do not try the unharmed copy")
     options = parser.parse_args(argv)
     chosen = [f for f in FAULTS if options.only in f"{f.file}: {f.why}"]
     if not chosen:
         parser.error(f"no fault has {options.only!r} in its file or description")
+    if options.sample is not None:
+        seed = random.randrange(10**6) if options.seed is None else options.seed
+        print(f"seed {seed}")
+        chosen = random.Random(seed).sample(chosen, min(options.sample, len(chosen)))
 
     for fault in FAULTS:  # all of them, whatever is chosen: the list shall not rot
         times = (ROOT / "npquant" / fault.file).read_text().count(fault.old)

@@ -38,3 +38,44 @@ def test_a_wrong_bit_is_found():
     case = every.fake_quantize("int8", 0.1, 3)
     wrong = every.Case("", lambda x: case.ours(np.nextafter(x, np.float32(0))), case.theirs)
     assert wrong.differing(np.float32([0.05, 0.15])) == (1, 2, "0x3e19999a")
+
+
+def test_every_kind_of_qparams_meets_every_op():
+    for op in (every.quantize, every.fake_quantize, every.gradients):
+        for target in ("int8", "uint8"):
+            lo, hi = every.BOUNDS[target]
+            made = [every.cases(op, targets=(target,)), list(every.qparams(target))]
+            assert len(made[0]) == len(made[1]) == len(every.SCALES)
+            assert {z for _, z in made[1]} == {0, 3, lo, hi} | ({-5} if lo else set())
+
+
+def test_a_run_is_resumed_and_reported(tmp_path, monkeypatch, capsys):
+    """A part after another, with a fault in the second: none is done again, nothing is lost."""
+    right = every.fake_quantize("int8", 0.1, 3)
+    nothing = np.float32(0.3)
+
+    def ours(x):
+        y, mask = right.ours(x)
+        return y, mask & (x != nothing)
+
+    monkeypatch.setattr(every, "OF_FLOATS", [every.Case(right.name, ours, right.theirs)])
+    monkeypatch.setattr(every, "CHUNK", every.PART >> 2)
+    state, document = tmp_path / "state", tmp_path / "report.md"
+    document.write_text(f"before {every.BEGIN}\n\nold\n\n{every.END} after")
+    command = ["--jobs", "1", "--state", str(state), "--report", str(document), "--first"]
+    part = int(nothing.view(np.uint32)) // every.PART
+    assert every.main([*command, f"{part - 1}", "--last", f"{part}"]) == 0
+    assert every.main([*command, f"{part - 1}", "--last", f"{part + 1}"]) == 1
+    text = document.read_text()
+    assert text.startswith(f"before {every.BEGIN}\n\n| op | codes |")
+    assert text.endswith(f"\n\n{every.END} after")
+    assert f" | int8 | 1 | {2 * every.PART:,} | {2 * every.PART:,} | 1 |\n" in text
+    assert "\n* int8: (0.1, 3)\n" in text
+    assert "old" not in text
+    printed = capsys.readouterr().out
+    assert f"1 of float32 differ, the first is {int(nothing.view(np.uint32)):#x}" in printed
+    monkeypatch.setattr(every, "a_part", pytest.fail)
+    assert every.main([*command, f"{part - 1}", "--last", f"{part + 1}"]) == 1
+    with pytest.raises(SystemExit):
+        every.main([*command, "0", "--only", "other"])
+    assert "is of another run" in capsys.readouterr().err
