@@ -56,6 +56,10 @@ def names(dtypes: Any) -> str:
 def canonical(dtype: Any, name: str) -> DType:
     """`dtype` as a native NumPy dtype, or a TypeError that names the argument."""
     try:
+        return _NATIVE[dtype]
+    except Exception:  # another spelling of it, or no dtype at all, nor even hashable
+        pass
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy's deprecated names are none of ours
             found = native_order(np.dtype(dtype))
@@ -77,10 +81,7 @@ def native_order(dtype: DType) -> DType:
 
 def target(dtype: Any, name: str = "dtype") -> DType:
     """`dtype` as one that can be quantized to."""
-    try:
-        return _TARGETS[dtype]
-    except Exception:  # another spelling of it, or no dtype at all, nor even hashable
-        found = canonical(dtype, name)
+    found = canonical(dtype, name)
     if found not in BOUNDS:
         raise TypeError(f"{name} must be one of {names(BOUNDS)}, got {found}")
     return found
@@ -108,7 +109,7 @@ def compute(dtype: DType) -> DType:
 
 
 # np.int8 and np.dtype("int8") are equal but hash differently; this runs on every call.
-_TARGETS: Final[dict[Any, DType]] = {key: d for d in BOUNDS for key in (d, d.type)}
+_NATIVE: Final[dict[Any, DType]] = {key: d for d in {*REALS, *BOUNDS} for key in (d, d.type)}
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -13,7 +13,6 @@ import numpy as np
 from npquant import checks, layout
 from npquant.dtypes import float32, float64
 from npquant.errors import show
-from npquant.ops.quantize import group_shapes
 
 Array = np.ndarray[Any, Any]
 
@@ -175,12 +174,11 @@ def _of_columns(
 ) -> tuple[Array, Array]:
     """The scale and the zero point of every element, as views where they repeat."""
     if group_size is not None:
-        g = checks.group_size_of(group_size, w, 2, "weight")
+        granularity, shapes = checks.groups(w.shape, group_size, 2, "weight")
         if axis not in (None, 0):
             raise ValueError(f"axis must be None or 0 where group_size is given, got {show(axis)}")
-        shapes = group_shapes(w, g)
         pair = _qparams(w, scale, zero_point, shapes, lo, hi)
-        return tuple(np.repeat(p.reshape(shapes[0]), g, axis=1) for p in pair)  # type: ignore[return-value]
+        return tuple(np.repeat(p.reshape(shapes[0]), granularity.inner, axis=1) for p in pair)  # type: ignore[return-value]
     if axis is None:
         s, z = (
             checks.scale_float32(scale),

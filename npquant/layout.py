@@ -63,6 +63,12 @@ PER_TENSOR = Granularity(1, 0, None)
 
 
 @lru_cache(maxsize=256)
+def whole(size: int) -> Granularity:
+    """One scale for everything, with the length of the run."""
+    return Granularity(1, size, None)
+
+
+@lru_cache(maxsize=256)
 def per_channel(shape: tuple[int, ...], axis: int) -> Granularity:
     return Granularity(shape[axis], prod(shape[axis + 1 :]), axis)
 

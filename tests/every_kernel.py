@@ -40,6 +40,8 @@ OTHERWISE = {
     "fused_moving_avg_obs_fake_quant": [
         {"symmetric_quant": True},
         {"fake_quant_on": np.array([0])},
+        {"observer_on": np.array([0])},
+        {"observer_on": np.array([0]), "symmetric_quant": True},
         {
             "per_row_fake_quant": False,
             "running_min": np.full(1, -1, np.float32),

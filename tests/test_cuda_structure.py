@@ -40,7 +40,13 @@ IN_FLOAT64 = {
         "the contract: errors are summed in double; a search of a histogram, once a range",
     ),
     **dict.fromkeys(
-        ("choose_fbgemm", "choose_fbgemm_symmetric", "choose_symmetric"),
+        (
+            "choose_fbgemm",
+            "choose_fbgemm_symmetric",
+            "choose_symmetric",
+            "observe_fbgemm",
+            "observe_fbgemm_symmetric",
+        ),
         "the contract: PyTorch chooses on the host, in doubles; once a channel",
     ),
     **dict.fromkeys(

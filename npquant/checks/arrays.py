@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from npquant.meta import ArraySpec
 Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceArray
 
 ARRAYS = (np.ndarray, ArraySpec)
+
+_BOOL = np.dtype(np.bool_)
 
 
 def array(value: Any, name: str) -> Array:
@@ -82,12 +84,14 @@ def floats(value: Any, name: str = "input") -> Array:
 
 def real(value: Any, name: str = "input") -> Array:
     """An array of floats or of integers."""
-    return native(array(value, name), name, REALS)
+    x = value if type(value) is np.ndarray else array(value, name)
+    return x if x.dtype in REALS else native(x, name, REALS)
 
 
 def codes(value: Any, dtype: Any, name: str = "input") -> Array:
     """An array of codes of the dtype that the call names."""
-    return native(array(value, name), name, (dtypes.target(dtype),))
+    x, found = value if type(value) is np.ndarray else array(value, name), dtypes.target(dtype)
+    return x if x.dtype == found else native(x, name, (found,))
 
 
 def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
@@ -103,7 +107,10 @@ def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
 
 def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
     """An array of the shape of `x`, and of `dtype` or else of the dtype of `x`."""
-    other = native(array(value, name), name, (dtype or x.dtype,))
+    wanted = dtype or x.dtype
+    other = value if type(value) is np.ndarray else array(value, name)
+    if other.dtype != wanted:
+        other = native(other, name, (wanted,))
     if other.shape != x.shape:
         raise ValueError(f"{name} must have the shape {x.shape}, got {other.shape}")
     together(x, other, name)
@@ -123,15 +130,18 @@ def _kind(x: Array) -> str:
     return "an ArraySpec" if type(x) is ArraySpec else "an array on a GPU"
 
 
-def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
+def output(
+    out: Any, x: Array, dtype: DType, names: tuple[str, ...] = (), others: tuple[Any, ...] = ()
+) -> Array:
     """Where to write: `out` if it fits, else a new array that lies in memory as `x` does.
 
-    `out` may be the input itself, and must not overlap the `others`.
+    `out` may be the input itself, and must not overlap the `others`, which have `names`.
     """
     if out is None and type(x) is np.ndarray:
+        if x.flags.c_contiguous:
+            return np.empty(x.shape, dtype)
         # As x lies in memory, if it has no gaps: so does PyTorch.
-        dense = x.flags.forc or memory_order(x) is not None
-        return np.empty_like(x, dtype) if dense else np.empty(x.shape, dtype)
+        return np.empty(x.shape, dtype) if memory_order(x) is None else np.empty_like(x, dtype)
     if type(x) is ArraySpec and out is None:
         return ArraySpec(x.shape, dtype)
     shape = x.shape
@@ -147,11 +157,19 @@ def output(out: Any, x: Array, dtype: DType, **others: Array) -> Array:
         writeable(y, "out")
         if not _same_elements(x, y):
             _apart(x, y, "input itself or not overlap it")
-        for name, other in others.items():
+        for name, other in zip(names, others, strict=True):
             _apart(other, y, f"apart from {name}")
     elif type(y) is not ArraySpec:
-        _apart_on_device(x, y, others)
+        _apart_on_device(x, y, zip(names, others, strict=True))
     return out  # itself, though it be a memory map
+
+
+def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]:
+    """New arrays of the dtype of `x` and of bools, of which the second may not be asked for."""
+    if type(x) is np.ndarray and x.flags.c_contiguous:
+        shape = x.shape
+        return np.empty(shape, x.dtype), np.empty(shape, _BOOL) if masked else None
+    return output(None, x, x.dtype), output(None, x, _BOOL) if masked else None
 
 
 def overlap(a: Array, b: Array) -> bool:
@@ -220,7 +238,7 @@ def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
 def rounded_once(v: Array, dtype: DType) -> Array:
     """Sums in float64, or of the dtype already, in one rounding."""
     if type(v) is np.ndarray:
-        return dtypes.round_once(v, dtype)
+        return v if v.dtype == dtype else dtypes.round_once(v, dtype)
     if array(v, "sum").dtype != dtype:
         raise TypeError(
             f"scale and zero_point with gradients must be float32 or float64 on a GPU, got {dtype}"
@@ -261,14 +279,14 @@ def _same_elements(x: Any, y: Any) -> bool:
     )
 
 
-def _apart_on_device(x: Array, y: Array, others: dict[str, Array]) -> None:
+def _apart_on_device(x: Array, y: Array, others: Iterable[tuple[str, Array]]) -> None:
     """The same of arrays on a GPU; those whose memory interleaves count as overlapping."""
     alike = (x.pointer, x.strides, x.dtype.itemsize) == (y.pointer, y.strides, y.dtype.itemsize)
     if not alike and x.overlaps(y):
         raise ValueError("out must be input itself or not overlap it, got an overlapping array")
     if any(n > 1 and s == 0 for n, s in zip(y.shape, y.strides, strict=True)):
         raise ValueError("out must not repeat its elements, got a broadcast array")
-    for name, other in others.items():
+    for name, other in others:
         if on_device(other) and array(other, name).overlaps(y):
             raise ValueError(f"out must be apart from {name}, got an overlapping array")
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
-from npquant import dtypes
+from npquant import dtypes, layout
 from npquant.checks.arrays import option
 from npquant.checks.numbers import (
+    axis_of,
     bounds,
     bounds_of,
-    finite,
+    group_size_of,
     scale_float32,
     scale_number,
     zero_point_inside,
@@ -22,9 +24,13 @@ from npquant.checks.numbers import (
 )
 from npquant.checks.qparams import SMALL_ZERO_POINT
 from npquant.dtypes import DType
+from npquant.layout import Granularity
+from npquant.meta import ArraySpec
 
 #: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
 Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]
+#: The shapes that qparams may have.
+Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
 #: Integers up to here, and their differences, are exact in float32 and in float64.
@@ -61,9 +67,24 @@ def rounded_bounds(lo: int, hi: int, dtype: DType) -> str:
     return name
 
 
-def _remembered(check: Callable[..., T]) -> Callable[..., T]:
-    """`check`, run once for the same numbers: the same qparams come again and again."""
-    fast = lru_cache(maxsize=1024, typed=True)(check)
+#: What stays as it is, so that what was found of it still holds when it comes again. The first are
+#: of these very types: an object of a subclass may change.
+_PLAIN = frozenset({bool, float, int, str, tuple, type(None)})
+_FIXED = np.generic, np.dtype, type, ArraySpec
+
+
+def remembered(check: Callable[..., T]) -> Callable[..., T]:
+    """`check`, run once for the same arguments: the same calls come again and again.
+
+    Arrays are told by shape, dtype and type. Of one among the arguments, as of all that may change,
+    nothing is remembered.
+    """
+
+    @lru_cache(maxsize=1024, typed=True)
+    def fast(*args: Any) -> T:
+        if all(type(a) in _PLAIN or isinstance(a, _FIXED) for a in args):
+            return check(*args)
+        raise TypeError  # which is not remembered
 
     @wraps(check)
     def call(*args: Any) -> T:
@@ -76,7 +97,37 @@ def _remembered(check: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-@_remembered
+# --- which elements share qparams, and the shapes that these may have ---------------------------
+
+
+@remembered
+def channels(shape: tuple[int, ...], axis: Any) -> tuple[Granularity, Shapes]:
+    """The granularity of an axis, and the shapes that its qparams may have."""
+    a = axis_of(axis, ArraySpec(shape, dtypes.float32))
+    return layout.per_channel(shape, a), ((shape[a],),)
+
+
+@remembered
+def tokens(shape: tuple[int, ...]) -> tuple[Granularity, Shapes]:
+    """The same of rows: shapes (..., 1), or flat."""
+    rows = shape[:-1]
+    return layout.per_token(shape), ((*rows, 1) if shape else (), (prod(rows),))
+
+
+@remembered
+def groups(
+    shape: tuple[int, ...], group_size: Any, ndim: int | None = None, name: str = "input"
+) -> tuple[Granularity, Shapes]:
+    """The same of groups: shapes (..., groups of a row), or flat."""
+    g = group_size_of(group_size, ArraySpec(shape, dtypes.float32), ndim, name)
+    grouped = (*shape[:-1], shape[-1] // g)
+    return layout.per_channel_group(shape, g), (grouped, (prod(grouped),))
+
+
+# --- constants ----------------------------------------------------------------------------------
+
+
+@remembered
 def affine(
     scale: Any,
     zero_point: Any,
@@ -97,31 +148,12 @@ def affine(
     return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
 
 
-@_remembered
-def learned_affine(
-    scale: float,
-    zero_point: float,
-    quant_min: Any,
-    quant_max: Any,
-    grad_factor: Any,
-    dtype: DType,
-    kind: type,
-) -> Affine:
-    """As `affine`, with a learned zero point: any number but a NaN, that the kernel rounds."""
-    s = scale_float32(scale, kind=kind)
-    lo, hi = bounds(quant_min, quant_max, kind)
-    finite(grad_factor, "grad_factor", kind)
-    if math.isnan(zero_point):
-        raise ValueError(f"zero_point must be a number, got {zero_point}")
-    return s, zero_point, (lo, hi, 0), ("float32", "float32", precision(dtype, lo, hi))
-
-
 def _names(code_: str) -> tuple[str, str, str]:
     """The precision of a float32 scale, and of a zero point that is a code."""
     return "float32", code_, code_
 
 
-@_remembered
+@remembered
 def quantizing(
     scale: Any,
     zero_point: Any,
@@ -141,7 +173,7 @@ def quantizing(
     return s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
 
 
-@_remembered
+@remembered
 def dequantizing(
     scale: Any,
     zero_point: Any,

@@ -10,12 +10,15 @@ import ml_dtypes
 import numpy as np
 
 from npquant.checks.arrays import ARRAYS, Array, array, native
-from npquant.dtypes import BOUNDS, FLOATS, REALS, DType
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, float32, int32
 from npquant.errors import show
 from npquant.meta import ArraySpec
 
 # Between these, a number rounds to a positive finite float32.
 _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+
+#: Dtypes of arrays that are on or off as they are.
+_SWITCHES = INTEGERS | {np.dtype(np.bool_)}
 
 
 def integer(value: Any, name: str, kind: type | None = None) -> int:
@@ -163,6 +166,20 @@ def truncated_int32(value: Any, name: str = "zero_point", kind: type | None = No
     return int(z)
 
 
+def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]:
+    """A float32 scale and an int32 zero point, which come in arrays."""
+    if (
+        type(scale) is type(zero_point) is np.ndarray
+        and scale.dtype == float32
+        and zero_point.dtype == int32
+        and scale.size == zero_point.size == 1
+    ):
+        s = scale.item()
+        if 0 < s < math.inf:
+            return s, zero_point.item()
+    return scale_float32(scale, "scale", kind), truncated_int32(zero_point, "zero_point", kind)
+
+
 def finite(value: Any, name: str, kind: type | None = None) -> float:
     """A finite number."""
     v = number(value, name, kind)
@@ -187,12 +204,14 @@ def single_number(value: Any, name: str, kind: type | None = None) -> float:
 
 def switch(value: Any, name: str, kind: type | None = None) -> bool:
     """On or off: a bool, or a number that is truncated to an integer, as PyTorch does."""
+    if type(value) is np.ndarray and value.dtype in _SWITCHES and value.size == 1:
+        return bool(value.item())
     if type(value) is int and 0 <= value <= 1:
         return value == 1
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
-        return bool(value.reshape(-1)[0])
+        return bool(value.item())
     n = number(value, name, kind)
     if not math.isfinite(n):
         raise ValueError(f"{name} must be finite, got {n}")

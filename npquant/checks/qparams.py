@@ -9,7 +9,7 @@ import numpy as np
 
 from npquant import dtypes
 from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, on_device, together
-from npquant.checks.numbers import scale_number, zero_point_number
+from npquant.checks.numbers import scale_float32, scale_number, single_number, zero_point_number
 from npquant.cpu.qparams import inside, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
@@ -62,26 +62,35 @@ def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> No
         raise ValueError(f"{name} must be {allowed}, got {p[i]} at index {i}")
 
 
-def sound(
-    scale: Any, zero_point: Any, shape: tuple[int, ...], kind: DType, lo: float, hi: float
-) -> bool:
-    """Whether the qparams are as they mostly are: nothing to convert and nothing to refuse.
+#: Dtypes of scales and zero points, as they mostly come: codes, learned ones, PyTorch's per token.
+CODES = ((dtypes.float32, dtypes.int32),)
+LEARNED = ((dtypes.float32, dtypes.float32),)
+KEPT = (*CODES, (dtypes.float64, np.dtype(np.int64)), *LEARNED)
 
-    That is float32 scales, and zero points of the dtype `kind` within lo..hi, both of `shape`, of
-    one axis and contiguous.
+
+def usual(
+    scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...],
+    kinds: tuple[tuple[DType, DType], ...], lo: float, hi: float, x: Array,
+) -> tuple[Array, Array] | None:  # fmt: skip
+    """The qparams, flat, if there is nothing to convert and nothing to refuse, else None.
+
+    That is arrays of two dtypes among `kinds`, of `shapes` and contiguous, scales that are positive
+    and finite, and zero points within lo..hi. One look finds all of it.
     """
-    return (
-        len(shape) == 1
-        and type(scale) is np.ndarray
-        and type(zero_point) is np.ndarray
-        and scale.dtype == dtypes.float32
-        and zero_point.dtype == kind
-        and scale.shape == shape
-        and zero_point.shape == shape
-        and scale.flags.carray
-        and zero_point.flags.carray
-        and inside(scale, zero_point, *_FLOAT32_SCALES, lo, hi)
-    )
+    if type(scale) is type(zero_point) is np.ndarray and type(x) in ARRAYS:
+        kind = scale.dtype, zero_point.dtype
+        if (
+            kind in kinds
+            and scale.shape in shapes
+            and zero_point.shape in shapes
+            and scale.flags.carray
+            and zero_point.flags.carray
+        ):
+            s = scale if scale.ndim == 1 else scale.ravel()
+            z = zero_point if zero_point.ndim == 1 else zero_point.ravel()
+            if inside(kind, s, z, lo, hi):
+                return s, z
+    return None
 
 
 def scales_float32(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
@@ -98,7 +107,7 @@ def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array)
     s = parameters(value, name, shapes, x)
     if s.dtype in INTEGERS:
         s = cast(s, dtypes.float32)
-    in_range(s, name, 5e-324, 1.7976931348623157e308, "positive and finite")
+    in_range(s, name, 5e-324, _MOST, "positive and finite")
     return s
 
 
@@ -115,15 +124,27 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
 
 
 def code_qparams(
-    scales_: Any, zero_points_: Any, shape: tuple[int], x: Array
+    scales_: Any, zero_points_: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """What to quantize with, rounding before the zero point is added."""
     end = SMALL_ZERO_POINT
-    if sound(scales_, zero_points_, shape, dtypes.int32, -end, end):
-        return scales_, zero_points_
-    s = scales(scales_, "scales", (shape,), x)
-    z = zero_points(zero_points_, "zero_points", (shape,), x)
+    found = usual(scales_, zero_points_, shapes, CODES, -end, end, x)
+    if found is not None:
+        return found
+    s = scales(scales_, "scales", shapes, x)
+    z = zero_points(zero_points_, "zero_points", shapes, x)
     return s, large_as_floats(z, s, x)
+
+
+def kept_qparams(
+    scales_: Any, zero_points_: Any, shapes: tuple[tuple[int, ...], ...], x: Array
+) -> tuple[Array, Array]:
+    """Scales and zero points that are used in their own precision."""
+    found = usual(scales_, zero_points_, shapes, KEPT, -_MOST, _MOST, x)
+    if found is not None:
+        return found
+    s = scales(scales_, "scales", shapes, x)
+    return s, zero_points(zero_points_, "zero_points", shapes, x)
 
 
 def any_on_device(x: Array, scale: Any, zero_point: Any) -> bool:
@@ -154,15 +175,25 @@ def learned_qparams(
     scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """A float32 scale and a zero point that may be any number."""
-    if sound(scale, zero_point, shapes[0], dtypes.float32, -math.inf, math.inf):
-        return scale, zero_point
+    found = usual(scale, zero_point, shapes, LEARNED, -math.inf, math.inf, x)
+    if found is not None:
+        return found
     z = parameters(zero_point, "zero_point", shapes, x)
     return scales_float32(scale, "scale", shapes, x), no_nan(z, "zero_point")
 
 
+def learned_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, float]:
+    """The same of one tensor, as numbers."""
+    s = single_number(scale, "scale", kind)
+    z = single_number(zero_point, "zero_point", kind)
+    if math.isnan(z):
+        raise ValueError(f"zero_point must be a number, got {z}")
+    return scale_float32(s), z
+
+
 def all_finite(p: Array, name: str) -> None:
     """Fractional zero points."""
-    in_range(p, name, -1.7976931348623157e308, 1.7976931348623157e308, "finite")
+    in_range(p, name, -_MOST, _MOST, "finite")
 
 
 def int32s(p: Array, name: str) -> Array:
@@ -181,6 +212,8 @@ def no_nan(p: Array, name: str) -> Array:
 
 def learned(value: Any, name: str) -> Array:
     """A parameter that has a gradient: an array of floats; a number is a float32."""
+    if type(value) is np.ndarray and value.dtype in FLOATS:
+        return value
     if isinstance(value, (float, np.float32, np.float64)):
         kind = dtypes.float64 if type(value) is np.float64 else dtypes.float32
         value = cast(np.array([value], dtypes.float64), kind)
@@ -189,6 +222,7 @@ def learned(value: Any, name: str) -> Array:
 
 _INT32 = np.dtype(np.int32)
 _FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
+_MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
@@ -201,10 +235,8 @@ def cast(p: Array, dtype: DType) -> Array:
     if p.dtype == dtype:
         return p
     if type(p) is not np.ndarray:
-        from npquant.cuda.convert import convert
+        from npquant.cuda.convert import cast as cast_on_device
 
-        converted = p.new(p.shape, dtype)
-        convert(p, converted)
-        return converted
+        return cast_on_device(p, dtype)
     with np.errstate(over="ignore"):
         return p.astype(dtype)

@@ -57,6 +57,8 @@ from npquant.cpu.qparams import (
     minmax,
     minmax_finite,
     move,
+    observe_fbgemm,
+    observe_fbgemm_symmetric,
     outside,
     step_towards,
 )
@@ -120,6 +122,8 @@ __all__ = [
     "minmax",
     "minmax_finite",
     "move",
+    "observe_fbgemm",
+    "observe_fbgemm_symmetric",
     "outside",
     "product",
     "quantize_by_division",

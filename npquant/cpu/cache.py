@@ -18,11 +18,14 @@ import os
 import pickle
 import uuid
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite
 import numba
+import numba.core.runtime._nrt_python as runtime
+from llvmlite.binding import add_symbol
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.serialize import dumps
 
@@ -96,6 +99,13 @@ def _digest(key: str, data: bytes) -> bytes:
     return hashlib.sha256(f"{STAMP}\n{key}\n".encode() + data).digest()
 
 
+@cache
+def _name_the_runtime() -> None:
+    """Tell LLVM where Numba's runtime is: the one thing beside Python that compiled code calls."""
+    for name, address in runtime.c_helpers.items():
+        add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache of one function, with entries of our own and without exceptions."""
 
@@ -104,8 +114,10 @@ class _KernelCache(FunctionCache):
         self._cache_file: Any = _Entries(self._cache_path, self._impl.filename_base)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Without Numba's refresh(), in a tenth of a second of which it learns what compiling needs.
         try:
-            return super().load_overload(sig, target_context)
+            _name_the_runtime()
+            return self._load_overload(sig, target_context)
         except Exception as error:
             _warn(error)
             return None

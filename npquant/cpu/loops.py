@@ -163,10 +163,11 @@ class Elementwise:
             if inner >= SHORT or n <= LEAST_PERIOD:
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
+                    lo, hi, nan = constants
                     if x.ndim != 1:
-                        x, y = x.reshape(n), y.reshape(n)
-                        mask = None if mask is None else mask.reshape(n)
-                    entry(0, n, 0, channels, inner, x, scale, zero_point, *constants, y, mask)
+                        x, y = x.ravel(), y.ravel()
+                        mask = None if mask is None else mask.ravel()
+                    entry(0, n, 0, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
                     return
         if precision[2] == "wide" and self._wide is not None:
             self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
@@ -254,10 +255,10 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     def call(*arrays: Array) -> None:
         n = arrays[0].size
-        if n < PARALLEL_FROM and all(a.flags.carray for a in arrays):
+        if n < PARALLEL_FROM and False not in [a.flags.carray for a in arrays]:
             entry = kernel.serial.get(tuple([a.dtype for a in arrays]))
             if entry is not None:
-                entry(0, n, *(a if a.ndim == 1 else a.reshape(n) for a in arrays))
+                entry(0, n, *[a.ravel() for a in arrays])
                 return
         if n and all(map(plain, arrays)):
             kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.reduce import minmax, minmax_finite
+from npquant.cpu.reduce import extremes, minmax, minmax_finite
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import Kernel, Types, array_type, compiled
+from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled
 from npquant.formulas import qparams as f
-from npquant.primitives import item, like, widen
+from npquant.layout import Granularity
+from npquant.primitives import bits, item, key, like, widen
 
 Array = np.ndarray[Any, Any]
 
@@ -96,6 +97,69 @@ move = Move(f.moving_average)
 step_towards = Move(f.step_towards)
 
 
+class Observe:
+    """x -> its running range, in place, and the scales and zero points of that: a step of training.
+
+    It is `minmax`, `move` and a `Choose` one after another, of small arrays in one kernel.
+    """
+
+    def __init__(self, formula: Callable[..., Any]) -> None:
+        def channels(
+            begin: Any, end: Any, channels: Any, inner: Any, x: Any, constant: Any, low: Any,
+            high: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any, zero_point: Any,
+        ) -> None:  # fmt: skip
+            s, z = item(scale), item(zero_point)
+            for c in range(begin, end):
+                a = b = key(x[c * inner])
+                for row in range(c * inner, x.size, channels * inner):
+                    base = np.uintp(row)
+                    for k in range(np.uintp(inner)):
+                        i = key(x[base + k])
+                        a, b = min(a, i), max(b, i)
+                kind = type(bits(x[c * inner]))  # keys are made wider on the way
+                least, greatest = extremes(kind(a), kind(b), item(x))
+                low[c] = f.moving_average(low[c], like(least, low[c]), constant)
+                high[c] = f.moving_average(high[c], like(greatest, high[c]), constant)
+                chosen = formula(low[c], high[c], lo, hi, eps, middle, s)
+                scale[c] = like(chosen[0], s)
+                zero_point[c] = like(chosen[1], z)
+
+        self._kernel = Kernel(channels, f"observe_{formula.__name__}", _observe_signature)
+        self._choose = Choose(formula)
+
+    def __call__(
+        self, granularity: Granularity, x: Array, constant: float, low: Array, high: Array,
+        bounds: tuple[int, int], eps: float, middle: int, precision: str, scale: Array,
+        zero_point: Array,
+    ) -> None:  # fmt: skip
+        """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
+        n = x.size
+        if n < PARALLEL_FROM and x.flags.carray:
+            channels, inner, _ = granularity
+            lo, hi = bounds
+            x = x if x.ndim == 1 else x.ravel()
+            key = x.dtype, precision, scale.dtype, zero_point.dtype
+            run = self._kernel.serial.get(key) or self._kernel.compiled(key)
+            run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, middle, scale,
+                zero_point)  # fmt: skip
+            return
+        with np.errstate(over="ignore"):
+            least, greatest = (v.astype(low.dtype) for v in minmax(granularity, x))
+        move(least, greatest, constant, low, high)
+        self._choose(low, high, bounds, eps, middle, precision, scale, zero_point)
+
+
+def _observe_signature(x: Any, precision: str, scale: Any, zero_point: Any) -> Types:
+    bound, integer = array_type(np.dtype(np.float32)), types.int64
+    return (types.intp, types.intp, array_type(x), types.float32, bound, bound, integer, integer,
+            TYPES[np.dtype(precision)], integer, array_type(scale),
+            array_type(zero_point))  # fmt: skip
+
+
+observe_fbgemm = Observe(f.fbgemm_qparams)
+observe_fbgemm_symmetric = Observe(f.fbgemm_symmetric_qparams)
+
+
 # --- checks -----------------------------------------------------------------------------------
 
 #: What `widen` takes to float64.
@@ -118,29 +182,21 @@ def _types(dtype: Any) -> Types:
 _call = compiled(_any_outside, _types)
 
 
-def _both_inside(s: Any, z: Any, scale_lo: Any, scale_hi: Any, lo: Any, hi: Any) -> Any:
+def _both_inside(s: Any, z: Any, lo: Any, hi: Any) -> Any:
     bad = 0
     for i in range(s.size):
         v, w = widen(s[i]), widen(z[i])
-        bad |= not (v >= scale_lo and v <= scale_hi and w >= lo and w <= hi)
+        bad |= not (v > type(v)(0) and v < type(v)(np.inf) and w >= lo and w <= hi)
     return not bad
 
 
-def _both_types(key: Any) -> Types:
-    scale, zero_point = key
-    bounds = types.float32, types.float32, types.float64, types.float64
-    return array_type(scale), array_type(zero_point), *bounds
+def _both_types(scale: Any, zero_point: Any) -> Types:
+    return array_type(scale), array_type(zero_point), types.float64, types.float64
 
 
-_both = compiled(_both_inside, _both_types)
-
-
-def inside(
-    scale: Array, zero_point: Array, scale_lo: float, scale_hi: float, lo: float, hi: float
-) -> bool:
-    """Whether all of the float32 scales and all of the zero points lie between their bounds."""
-    key = scale.dtype, zero_point.dtype
-    return bool(_both(key, scale, zero_point, scale_lo, scale_hi, lo, hi))
+#: ``inside((s.dtype, z.dtype), s, z, lo, hi)``: whether all scales are positive and finite, and all
+#: zero points within lo..hi.
+inside = compiled(_both_inside, lambda kinds: _both_types(*kinds))
 
 
 @lru_cache(maxsize=256)
@@ -175,6 +231,8 @@ __all__ = [
     "minmax",
     "minmax_finite",
     "move",
+    "observe_fbgemm",
+    "observe_fbgemm_symmetric",
     "outside",
     "step_towards",
 ]

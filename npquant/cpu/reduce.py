@@ -178,16 +178,21 @@ minmax = Extremes(key, key, _run_of_bits)
 minmax_finite = Extremes(finite_key_above, finite_key_below, _run_of_finite)
 
 
+@register_jitable
+def extremes(low: Any, high: Any, kind: Any) -> Any:
+    """The two values of the keys, of the type of `kind`."""
+    u, v = value(low, kind), value(high, kind)
+    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
+    return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
+
+
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
     """The keys of the tiles of a channel -> its two values."""
     for c in range(begin, end):
         a, b = least[c, 0], greatest[c, 0]
         for tile in range(1, least.shape[1]):
             a, b = min(a, least[c, tile]), max(b, greatest[c, tile])
-        u, v = value(a, item(lo)), value(b, item(lo))
-        # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
-        lo[c] = u if widen(v) == widen(v) else v
-        hi[c] = v if widen(u) == widen(u) else u
+        lo[c], hi[c] = extremes(a, b, item(lo))
 
 
 def _tiles_signature(dtype: Any, kind: Any) -> Types:

@@ -121,7 +121,7 @@ class Kernel:
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
         if size < PARALLEL_FROM or threads() == 1 or _parallel.locked():
-            entry = self.serial.get(key) or _once(self.serial, key, self._compile_serial)
+            entry = self.serial.get(key) or self.compiled(key)
             entry(0, n, *args)
             return
         entry = self.parallel.get(key) or _once(self.parallel, key, self._compile_parallel)
@@ -132,6 +132,10 @@ class Kernel:
                 entry(n, grain, args)
             else:
                 entry(n, grain, args[:place] + args[place + 1 :], args[place])
+
+    def compiled(self, key: Key) -> Any:
+        """The entry point of the serial form: ``entry(begin, end, *args)``."""
+        return _once(self.serial, key, self._compile_serial)
 
     def _compile_serial(self, key: Key) -> Any:
         types_ = (types.intp, types.intp, *self._signature(*key))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cuda.arrays import device
+from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.loops import flat_map
 from npquant.cuda.walk import copy
 from npquant.formulas.base import formula
@@ -44,6 +44,15 @@ def convert(*arrays: Any) -> None:
         _wrap(x, y)
     else:
         _convert(x, y)
+
+
+def cast(x: DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
+    """`x` in another dtype."""
+    if x.dtype == dtype:
+        return x
+    y = x.new(x.shape, dtype)
+    convert(x, y)
+    return y
 
 
 @formula

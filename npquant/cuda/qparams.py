@@ -10,9 +10,11 @@ from numba import types
 
 from npquant.cpu.storage import TYPES
 from npquant.cuda.arrays import device
+from npquant.cuda.convert import cast
 from npquant.cuda.reduce import minmax, minmax_finite
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
 from npquant.formulas import qparams as f
+from npquant.layout import Granularity
 from npquant.primitives import item, like
 
 
@@ -108,6 +110,27 @@ move = Move(f.moving_average)
 step_towards = Move(f.step_towards)
 
 
+class Observe:
+    """x -> its running range, in place, and the scales and zero points of that."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+
+    def __call__(
+        self, granularity: Granularity, x: Any, constant: float, low: Any, high: Any,
+        bounds: tuple[int, int], eps: float, middle: int, precision: str, scale: Any,
+        zero_point: Any,
+    ) -> None:  # fmt: skip
+        """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
+        least, greatest = (cast(v, low.dtype) for v in minmax(granularity, x))
+        move(least, greatest, constant, low, high)
+        self._choose(low, high, bounds, eps, middle, precision, scale, zero_point)
+
+
+observe_fbgemm = Observe(choose_fbgemm)
+observe_fbgemm_symmetric = Observe(choose_fbgemm_symmetric)
+
+
 def outside(p: Any, lo: float, hi: float) -> int:
     """-1, which says that all is well: to look at `p` would be to wait for the device."""
     return -1
@@ -125,6 +148,8 @@ __all__ = [
     "minmax",
     "minmax_finite",
     "move",
+    "observe_fbgemm",
+    "observe_fbgemm_symmetric",
     "outside",
     "step_towards",
 ]

@@ -14,7 +14,6 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.quantize import group_shapes
 
 
 def adaround_init(
@@ -91,9 +90,9 @@ def adaround_init(
     array([-1.5 ,  0.  ,  0.25,  0.75], dtype=float32)
     """
     x = checks.floats(input)
-    granularity, shapes = _granularity(x, axis, group_size)
+    granularity, shapes = _granularity(x.shape, axis, group_size)
     s = _scale(x, scale, shapes)
-    y = checks.output(out, x, dtypes.compute(x.dtype), scale=scale)
+    y = checks.output(out, x, dtypes.compute(x.dtype), _QPARAMS[:1], (scale,))
     name = dtypes.compute(x.dtype).name
     # There are no zero points; the scales fill their place.
     backend.of(x).adaround_init(granularity, x, s, s, (0, 0, 0), (name, name, name), y)
@@ -282,15 +281,12 @@ def adaround_soft_backward(
     """
     x = checks.floats(input)
     g, v = checks.same(grad, "grad", x), _decider(V, x)
-    granularity, shapes = _granularity(x, axis, group_size)
+    constants, names = _bounds(x.dtype, type(x), quant_min, quant_max)
+    granularity, shapes = _granularity(x.shape, axis, group_size)
     s = _scale(x, scale, shapes)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    z = _zero_point(x, zero_point, shapes, lo, hi)
-    name = checks.rounded_bounds(lo, hi, x.dtype)
-    y = checks.output(out, x, v.dtype, grad=g, V=v, scale=scale, zero_point=zero_point)
-    backend.of(x).adaround_soft_backward(
-        granularity, (g, x, v), s, z, (lo, hi, 0), (name, name, name), y
-    )
+    z = _zero_point(x, zero_point, shapes, *constants[:2])
+    y = checks.output(out, x, v.dtype, ("grad", "V", *_QPARAMS), (g, v, scale, zero_point))
+    backend.of(x).adaround_soft_backward(granularity, (g, x, v), s, z, constants, names, y)
     return y
 
 
@@ -473,9 +469,9 @@ def adaround_codes(
            [-2,  7]], dtype=int8)
     """
     x, target = checks.floats(input), dtypes.integer_target(dtype)
-    bounds = checks.bounds_of(quant_min, quant_max, target, type(x))
-    return _called("adaround_codes", x, _decider(V, x), scale, zero_point, bounds, axis, group_size,
-                   out, target)  # fmt: skip
+    checks.bounds_of(quant_min, quant_max, target, type(x))
+    return _called("adaround_codes", x, V, scale, zero_point, quant_min, quant_max, axis,
+                   group_size, out, target)  # fmt: skip
 
 
 def adaround_regularizer(V: Array, beta: float) -> Array:
@@ -603,7 +599,7 @@ def adaround_regularizer_backward(
         w = checks.cast(checks.parameters(weight, "weight", _ONE, v), v.dtype)
     else:
         w = checks.finite(weight, "weight", type(v))
-    y = checks.output(out, v, v.dtype, beta=beta, weight=weight)
+    y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight))
     name = v.dtype.name
     backend.of(v).adaround_regularizer_backward(
         layout.PER_TENSOR, v, b, w, (0, 0, 0), (name, name, name), y
@@ -617,7 +613,8 @@ _PRECISIONS = (dtypes.float32, dtypes.float64)
 
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
 _ONE = (1,), ()
-Shapes = tuple[tuple[int, ...], ...]
+#: What `out` must be apart from.
+_QPARAMS = "scale", "zero_point"
 
 
 def alone(V: Any) -> Array:
@@ -625,19 +622,30 @@ def alone(V: Any) -> Array:
     return checks.native(checks.array(V, "V"), "V", _PRECISIONS)
 
 
-def _granularity(x: Array, axis: Any, group_size: Any) -> tuple[Granularity, Shapes]:
-    a = None if axis is None else checks.axis_of(axis, x)
+@checks.remembered
+def _granularity(
+    shape: tuple[int, ...], axis: Any, group_size: Any
+) -> tuple[Granularity, checks.Shapes]:
+    found = (layout.PER_TENSOR, ()) if axis is None else checks.channels(shape, axis)
     if group_size is None:
-        if a is None:
-            return layout.PER_TENSOR, ()
-        return layout.per_channel(x.shape, a), ((x.shape[a],),)
-    g = checks.group_size_of(group_size, x)
-    if a is not None:
-        raise ValueError(f"group_size must be None where axis is given, got {g}")
-    return layout.per_channel_group(x.shape, g), group_shapes(x, g)
+        return found
+    granularity, shapes = checks.groups(shape, group_size)
+    if axis is not None:
+        raise ValueError(f"group_size must be None where axis is given, got {granularity.inner}")
+    return granularity, shapes
 
 
-def _scale(x: Array, scale: Any, shapes: Shapes) -> Any:
+@checks.remembered
+def _bounds(
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any
+) -> tuple[tuple[int, int, int], tuple[str, str, str]]:
+    """Constants, of which the last is what a NaN becomes among codes, and their precision."""
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    name = checks.rounded_bounds(lo, hi, dtype)
+    return (lo, hi, min(max(0, lo), hi)), (name, name, name)
+
+
+def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
     """Scales in the precision of the computation."""
     double = x.dtype == dtypes.float64
     if not shapes and checks.on_device(scale):
@@ -649,7 +657,7 @@ def _scale(x: Array, scale: Any, shapes: Shapes) -> Any:
     return checks.cast(checks.scales(scale, "scale", shapes, x), x.dtype)
 
 
-def _zero_point(x: Array, zero_point: Any, shapes: Shapes, lo: int, hi: int) -> Any:
+def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: int) -> Any:
     if not shapes and checks.on_device(zero_point):
         shapes = _ONE
     if not shapes:
@@ -669,21 +677,19 @@ def _rounded(
     axis: Any, group_size: Any, out: Any,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
-    bounds = checks.bounds(quant_min, quant_max, type(x))
-    return _called(kernel, x, _decider(v, x), scale, zero_point, bounds, axis, group_size, out,
+    return _called(kernel, x, v, scale, zero_point, quant_min, quant_max, axis, group_size, out,
                    x.dtype)  # fmt: skip
 
 
 def _called(
-    kernel: str, x: Array, v: Array, scale: Any, zero_point: Any, bounds: tuple[int, int],
+    kernel: str, x: Array, V: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
     axis: Any, group_size: Any, out: Any, dtype: dtypes.DType,
 ) -> Array:  # fmt: skip
-    lo, hi = bounds
-    granularity, shapes = _granularity(x, axis, group_size)
+    v = _decider(V, x)
+    constants, names = _bounds(x.dtype, type(x), quant_min, quant_max)
+    granularity, shapes = _granularity(x.shape, axis, group_size)
     s = _scale(x, scale, shapes)
-    z = _zero_point(x, zero_point, shapes, lo, hi)
-    name = checks.rounded_bounds(lo, hi, x.dtype)
-    y = checks.output(out, x, dtype, V=v, scale=scale, zero_point=zero_point)
-    nan = min(max(0, lo), hi)  # what a NaN becomes among codes
-    getattr(backend.of(x), kernel)(granularity, (x, v), s, z, (lo, hi, nan), (name, name, name), y)
+    z = _zero_point(x, zero_point, shapes, *constants[:2])
+    y = checks.output(out, x, dtype, ("V", *_QPARAMS), (v, scale, zero_point))
+    getattr(backend.of(x), kernel)(granularity, (x, v), s, z, constants, names, y)
     return y

@@ -9,9 +9,12 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
+from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 
 _BOOL = np.dtype(np.bool_)
+#: What `out` must be apart from.
+_QPARAMS = "scale", "zero_point"
 
 
 def fake_quantize_per_tensor_affine(
@@ -103,8 +106,8 @@ def fake_quantize_per_tensor_affine(
     """
     x = checks.floats(input)
     numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
-    y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
-    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y)
+    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
+    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, None)
     return y
 
 
@@ -192,7 +195,7 @@ def fake_quantize_per_tensor_affine_cachemask(
     """
     x = checks.floats(input)
     numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
-    y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
+    y, mask = checks.output_and_mask(x)
     _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, mask)
     return y, mask
 
@@ -286,17 +289,18 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    if checks.any_on_device(x, scale, zero_point):
+    constants, names, divide = _bounds(x.dtype, type(x), quant_min, quant_max, rounding)
+    if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point)
     else:
-        s = checks.scale_float32(scale, kind=type(x))
-        z = checks.truncated_int32(zero_point, "zero_point", type(x))
+        s, z = checks.tensor_numbers(scale, zero_point, type(x))
+        if z > checks.EXACT32 or z < -checks.EXACT32:
+            code = checks.precision(x.dtype, *constants[:2], z)
+            names = "float32", code, code
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
-    divide = checks.divides(rounding)
-    y, mask = checks.output(None, x, x.dtype), checks.output(None, x, _BOOL)
+    y, mask = checks.output_and_mask(x)
     if enabled:
-        run_per_tensor(x, s, z, lo, hi, y, mask, divide)
+        _per_tensor(x, divide)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
     else:
         backend.of(x).copy(x, y, mask)
     return y, mask
@@ -460,7 +464,9 @@ def fake_quantize_per_channel_affine(
     array([[1.   , 1.   , 6.   ],
            [0.375, 1.375, 3.375]], dtype=float32)
     """
-    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, out)
+    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, False, out)[
+        0
+    ]
 
 
 def fake_quantize_per_channel_affine_cachemask(
@@ -555,9 +561,7 @@ def fake_quantize_per_channel_affine_cachemask(
     array([[ True,  True, False],
            [ True,  True, False]])
     """
-    mask = checks.output(None, checks.floats(input), _BOOL)
-    args = scale, zero_point, axis, quant_min, quant_max, rounding
-    return _per_channel(input, *args, None, mask), mask
+    return _per_channel(input, scale, zero_point, axis, quant_min, quant_max, rounding, True)
 
 
 def fake_quantize_per_channel_affine_cachemask_backward(
@@ -710,7 +714,9 @@ def fake_quant_per_channel(
     array([[0. , nan],
            [1.5, 3.5]], dtype=float32)
     """
-    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, rounding, out)
+    return _decomposed(
+        input, scales, zero_points, axis, quant_min, quant_max, rounding, False, out
+    )[0]
 
 
 def fake_quant_per_channel_cachemask(
@@ -800,9 +806,7 @@ def fake_quant_per_channel_cachemask(
     array([[ True, False],
            [ True, False]])
     """
-    mask = checks.output(None, checks.floats(input), _BOOL)
-    args = scales, zero_points, axis, quant_min, quant_max, rounding
-    return _decomposed(input, *args, None, mask), mask
+    return _decomposed(input, scales, zero_points, axis, quant_min, quant_max, rounding, True)
 
 
 def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | None = None) -> Array:
@@ -881,7 +885,7 @@ def _numbers(
     x: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, rounding: Any
 ) -> tuple[Any, ...]:
     """The arguments of aten's per-tensor ops."""
-    if not checks.any_on_device(x, scale, zero_point):
+    if type(x) is np.ndarray or not checks.any_on_device(x, scale, zero_point):
         return checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     checks.divides(rounding)
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
@@ -896,78 +900,104 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
     return s, z if type(z) is int else checks.cast(z, dtypes.int32)
 
 
-def run_per_tensor(
-    x: Array, s: Any, z: Any, lo: int, hi: int, y: Array, mask: Array | None, divide: bool = False
-) -> Array:
-    """The kernel of one scale, on checked arguments."""
-    code = checks.precision(x.dtype, lo, hi, z if type(z) is int else 0)
-    kernel = _per_tensor(x, divide)
-    kernel(layout.PER_TENSOR, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
-    return y
+@checks.remembered
+def _bounds(
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, rounding: Any
+) -> tuple[tuple[int, int, int], tuple[str, str, str], bool]:
+    """The constants and their precision, and whether to divide."""
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    code = checks.precision(dtype, lo, hi)
+    return (lo, hi, 0), ("float32", code, code), checks.divides(rounding)
+
+
+@checks.remembered
+def _channels(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any, quant_min: Any,
+    quant_max: Any, rounding: Any,
+) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool]:  # fmt: skip
+    """The granularity, shapes of qparams, constants and their precision, and whether to divide."""
+    granularity, shapes = checks.channels(shape, axis)
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    code = checks.precision(dtype, lo, hi)
+    return granularity, shapes, (lo, hi, 0), ("float32", code, code), checks.divides(rounding)
 
 
 def _per_channel(
     input: Any, scale: Any, zero_point: Any, axis: Any, quant_min: Any, quant_max: Any,
-    rounding: Any, out: Any, mask: Array | None = None,
-) -> Array:  # fmt: skip
+    rounding: Any, masked: bool, out: Any = None,
+) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    a = checks.axis_of(axis, x)
-    shape = (x.shape[a],)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    s, z = scale, zero_point
-    usual = checks.sound(s, z, shape, dtypes.int32, lo, hi)
-    if not usual:
-        s = checks.scales_float32(scale, "scale", (shape,), x)
-        z = checks.parameters(zero_point, "zero_point", (shape,), x)
-    lib, code = backend.of(x), "float64"
-    if z.dtype == dtypes.float16:
-        kernel = lib.fake_quantize_half_zero_point
-        checks.all_finite(z, "zero_point")
-    elif z.dtype in dtypes.FLOATS:
-        kernel, z = lib.fake_quantize_float_zero_point, checks.cast(z, dtypes.float32)
-        checks.all_finite(z, "zero_point")
-    else:
-        kernel, code = lib.fake_quantize_per_channel, checks.precision(x.dtype, lo, hi)
-        if not usual:
+    granularity, shapes, constants, names, divide = _channels(
+        x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
+    )
+    lo, hi, _ = constants
+    lib = backend.of(x)
+    kernel = lib.fake_quantize_per_channel_by_division if divide else lib.fake_quantize_per_channel
+    qparams = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
+    if qparams is None:
+        s = checks.scales_float32(scale, "scale", shapes, x)
+        z = checks.parameters(zero_point, "zero_point", shapes, x)
+        if z.dtype in dtypes.FLOATS:
+            if z.dtype != dtypes.float16:
+                z = checks.cast(z, dtypes.float32)
+            checks.all_finite(z, "zero_point")
+            names = ("float32", *("wide" if divide else "float64",) * 2)
+            if not divide:
+                half = z.dtype == dtypes.float16
+                kernel = (
+                    lib.fake_quantize_half_zero_point if half
+                    else lib.fake_quantize_float_zero_point
+                )  # fmt: skip
+        else:
             checks.in_range(z, "zero_point", lo, hi)
             z = checks.int32s(z, "zero_point")
-    if checks.divides(rounding):
-        kernel = lib.fake_quantize_per_channel_by_division
-        code = "wide" if z.dtype in dtypes.FLOATS else code
-    y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
-    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
-    return y
+        qparams = s, z
+    s, z = qparams
+    if masked:
+        y, mask = checks.output_and_mask(x)
+    else:
+        y, mask = checks.output(out, x, x.dtype, _QPARAMS, qparams), None
+    kernel(granularity, x, s, z, constants, names, y, mask)
+    return y, mask
 
 
 def _decomposed(
     input: Any, scales: Any, zero_points: Any, axis: Any, quant_min: Any, quant_max: Any,
-    rounding: Any, out: Any, mask: Array | None = None,
-) -> Array:  # fmt: skip
+    rounding: Any, masked: bool, out: Any = None,
+) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    a = checks.axis_of(axis, x)
-    shapes = ((x.shape[a],),)
-    s = checks.scales_float32(scales, "scales", shapes, x)
-    if x.dtype == dtypes.float64:
-        s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
-    z = checks.parameters(zero_points, "zero_points", shapes, x)
-    z = checks.int32s(z, "zero_points")
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    lib, divide = backend.of(x), checks.divides(rounding)
+    granularity, shapes, constants, _, divide = _channels(
+        x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
+    )
+    double, end = x.dtype == dtypes.float64, 2.0**31
+    qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
+    if qparams is None or double:
+        s = checks.scales_float32(scales, "scales", shapes, x)
+        if double:
+            s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
+        z = checks.parameters(zero_points, "zero_points", shapes, x)
+        qparams = s, checks.int32s(z, "zero_points")
+    s, z = qparams
+    lib = backend.of(x)
     kernel = lib.fake_quantize_decomposed_by_division if divide else lib.fake_quantize_decomposed
-    y = checks.output(out, x, x.dtype, scales=s, zero_points=z)
-    code = dtypes.compute(x.dtype).name
-    kernel(layout.per_channel(x.shape, a), x, s, z, (lo, hi, 0), ("float32", code, code), y, mask)
-    return y
+    if masked:
+        y, mask = checks.output_and_mask(x)
+    else:
+        y, mask = checks.output(out, x, x.dtype, ("scales", "zero_points"), qparams), None
+    code = "float64" if double else "float32"
+    kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
+    return y, mask
 
 
 def _masked(grad: Any, mask: Any, out: Any) -> Array:
     g, m = checks.real(grad, "grad"), checks.array(mask, "mask")
-    checks.together(g, m, "mask")
+    if type(g) is not type(m):
+        checks.together(g, m, "mask")
     if m.dtype != _BOOL:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)
-    y = checks.output(out, g, g.dtype, mask=m)
+    y = checks.output(out, g, g.dtype, ("mask",), (m,))
     backend.of(g).masked_gradient(g, m, y)
     return y
 

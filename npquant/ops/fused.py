@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,10 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fake_quantize import run_per_tensor
 
-_BOOL = np.dtype(np.bool_)
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
-_INT32 = (-(2**31), 2**31 - 1)
+_BOUNDS = (-(2**31), 2**31 - 1)
 
 
 def fused_moving_avg_obs_fake_quant(
@@ -248,76 +247,120 @@ def fused_moving_avg_obs_fake_quant_cachemask(
 # --- what they share --------------------------------------------------------------------------
 
 
+@checks.remembered
+def _plan(
+    shape: tuple[int, ...],
+    dtype: dtypes.DType,
+    kind: type,
+    averaging_const: Any,
+    quant_min: Any,
+    quant_max: Any,
+    ch_axis: Any,
+    per_row_fake_quant: Any,
+    symmetric_quant: Any,
+) -> tuple[Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool]:
+    """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry."""
+    c = checks.finite(averaging_const, "averaging_const", kind)
+    bounds = _int32_bounds(quant_min, quant_max, kind)
+    code = checks.precision(dtype, *bounds)
+    names = "float32", code, code
+    symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
+    if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
+        a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
+        return layout.per_channel(shape, a), ((shape[a],),), True, c, bounds, names, symmetric
+    return layout.whole(prod(shape)), ((1,), ()), False, c, bounds, names, symmetric
+
+
 def _fused(
     input: Any, observer_on: Any, fake_quant_on: Any, running_min: Any, running_max: Any,
     scale: Any, zero_point: Any, averaging_const: Any, quant_min: Any, quant_max: Any,
     ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any, masked: bool,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
+    granularity, shapes, per_row, c, bounds, names, symmetric = _plan(
+        x.shape, x.dtype, type(x), averaging_const, quant_min, quant_max, ch_axis,
+        per_row_fake_quant, symmetric_quant,
+    )  # fmt: skip
     observe = checks.switch(observer_on, "observer_on", type(x))
     enabled = checks.switch(fake_quant_on, "fake_quant_on", type(x))
-    per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant", type(x))
-    symmetric = checks.switch(symmetric_quant, "symmetric_quant", type(x))
-    c = checks.finite(averaging_const, "averaging_const", type(x))
-    lo, hi = _int32_bounds(quant_min, quant_max, x)
-    axis = checks.axis_of(ch_axis, x, "ch_axis") if per_row else 0
-    shapes = ((x.shape[axis],),) if per_row else ((1,), ())
-    low = _state(running_min, "running_min", shapes, x, _FLOAT)
-    high = _state(running_max, "running_max", shapes, x, _FLOAT)
-    s = _state(scale, "scale", shapes, x, _FLOAT)
-    z = _state(zero_point, "zero_point", shapes, x, _INTEGER if not per_row else _INTEGER[:1])
-    y = checks.output(None, x, x.dtype)
-    mask = checks.output(None, x, _BOOL) if masked else None
-    if isinstance(x, ArraySpec):
+    kinds = _INT32 if per_row else _NUMBERS
+    given = state = running_min, running_max, scale, zero_point
+    if not _usual(*state, shapes[0], kinds, x):
+        given = (
+            _state(running_min, "running_min", shapes, x, _FLOAT),
+            _state(running_max, "running_max", shapes, x, _FLOAT),
+            _state(scale, "scale", shapes, x, _FLOAT),
+            _state(zero_point, "zero_point", shapes, x, kinds),
+        )
+        state = tuple(map(checks.flat, given))
+    low, high, s, z = state
+    y, mask = checks.output_and_mask(x, masked)
+    if type(x) is ArraySpec or x.size == 0:
         return y, mask
     lib = backend.of(x)
-    if x.size == 0:
-        return y, mask
-    granularity = layout.per_channel(x.shape, axis) if per_row else Granularity(1, x.size, None)
-    state = low, high, s, z
-    low, high, s, z = (checks.flat(p) for p in state)
-    if observe:
-        seen = (checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x))
+    if observe and enabled:
+        run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm
+        run(granularity, x, c, low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
+    elif observe:
+        seen = [checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)]
         lib.move(*seen, c, low, high)
-    if enabled:
+    elif enabled:
         choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
-        choose(low, high, (lo, hi), SMALL_SCALE, 0, "float32", s, z)
-    for p, u in zip(state, (low, high, s, z), strict=True):
-        if u is not p and not checks.overlap(p, u):
-            checks.assign(p, u)
+        choose(low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
+    if state is not given:
+        for p, u in zip(given, state, strict=True):
+            if u is not p and not checks.overlap(p, u):
+                checks.assign(p, u)
     if not enabled:
         lib.copy(x, y, mask)
-    elif per_row:
-        code = checks.precision(x.dtype, lo, hi)
-        lib.fake_quantize_per_channel(
-            granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y, mask
-        )
-    else:
-        if isinstance(s, np.ndarray):
+        return y, mask
+    kernel = lib.fake_quantize_per_channel
+    if not per_row:
+        kernel, granularity = lib.fake_quantize_per_tensor, layout.PER_TENSOR
+        if type(s) is np.ndarray:
             s, z = s.item(), int(z.item())
+            if z > checks.EXACT32 or z < -checks.EXACT32:
+                code = checks.precision(x.dtype, *bounds, z)
+                names = "float32", code, code
         else:
             z = checks.cast(z, dtypes.int32)
-        run_per_tensor(x, s, z, lo, hi, y, mask)
+    kernel(granularity, x, s, z, (*bounds, 0), names, y, mask)
     return y, mask
 
 
-_FLOAT = (dtypes.float32,)
-_INTEGER = (np.dtype(np.int32), np.dtype(np.int64), dtypes.float32)
+_FLOAT, _INT32 = (dtypes.float32,), (dtypes.int32,)
+_NUMBERS = (dtypes.int32, np.dtype(np.int64), dtypes.float32)
 
 
-def _int32_bounds(quant_min: Any, quant_max: Any, x: Array) -> tuple[int, int]:
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
+def _int32_bounds(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
     lo, hi = (
-        _INT32[i] if type(v) is ArraySpec else n
+        _BOUNDS[i] if type(v) is ArraySpec else n
         for i, (v, n) in enumerate(((quant_min, lo), (quant_max, hi)))
     )
-    if lo == hi or lo < _INT32[0] or hi > _INT32[1]:
+    if lo == hi or lo < _BOUNDS[0] or hi > _BOUNDS[1]:
         raise ValueError(f"quant_min < quant_max is required, both int32, got {lo} and {hi}")
     return lo, hi
 
 
+def _usual(
+    low: Any, high: Any, s: Any, z: Any, shape: tuple[int, ...], kinds: tuple[Any, ...], x: Array
+) -> bool:
+    """Whether the state is as it mostly is: flat arrays, with nothing to refuse."""
+    return (
+        type(x) is type(low) is type(high) is type(s) is type(z) is np.ndarray
+        and low.dtype == high.dtype == s.dtype == dtypes.float32
+        and z.dtype in kinds
+        and low.shape == high.shape == s.shape == z.shape == shape
+        and low.flags.carray
+        and high.flags.carray
+        and s.flags.carray
+        and z.flags.carray
+    )
+
+
 def _state(
-    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, allowed: tuple[Any, ...]
+    value: Any, name: str, shapes: checks.Shapes, x: Array, allowed: tuple[Any, ...]
 ) -> Array:
     """An array that is updated in place."""
     p = checks.place(value, name)
@@ -328,6 +371,6 @@ def _state(
     if p.shape not in shapes:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, "
                          f"got {p.shape}")  # fmt: skip
-    if isinstance(p, np.ndarray):
+    if type(p) is np.ndarray:
         checks.writeable(p, name)
     return p

@@ -12,13 +12,13 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.quantize import group_shapes, token_shapes
 
-Shapes = tuple[tuple[int, ...], ...]
 #: The shapes that the qparams of one tensor may have.
-_ONE: Shapes = ((1,), ())
+_ONE: checks.Shapes = ((1,), ())
 #: What `zero_point_rounding` may be.
 ROUNDINGS = ("pytorch", "nearest")
+#: What `out` must be apart from.
+_QPARAMS = "scale", "zero_point"
 
 
 def fake_quantize_learnable_per_tensor_affine(
@@ -100,16 +100,12 @@ def fake_quantize_learnable_per_tensor_affine(
     x = checks.floats(input)
     if checks.any_on_device(x, scale, zero_point):
         s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
-        lo, hi = checks.bounds(quant_min, quant_max, type(x))
-        checks.finite(grad_factor, "grad_factor", type(x))
-        code = checks.precision(x.dtype, lo, hi)
-        numbers: tuple[Any, ...] = s, z, (lo, hi, 0), ("float32", "float32", code)
     else:
-        s = checks.single_number(scale, "scale", type(x))
-        z = checks.single_number(zero_point, "zero_point", type(x))
-        numbers = checks.learned_affine(s, z, quant_min, quant_max, grad_factor, x.dtype, type(x))
-    y = checks.output(out, x, x.dtype, scale=scale, zero_point=zero_point)
-    backend.of(x).fake_quantize_learnable_per_tensor(layout.PER_TENSOR, x, *numbers, y)
+        s, z = checks.learned_numbers(scale, zero_point, type(x))
+    constants, code = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
+    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
+    kernel = backend.of(x).fake_quantize_learnable_per_tensor
+    kernel(layout.PER_TENSOR, x, s, z, constants, ("float32", "float32", code), y)
     return y
 
 
@@ -216,8 +212,8 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     (array([-0.8], dtype=float32), array([-1.], dtype=float32))
     """
     x = checks.floats(input)
-    one = Granularity(1, x.size, None)
-    return _backward(grad, x, scale, zero_point, one, _ONE, quant_min, quant_max, grad_factor,
+    plan = layout.whole(x.size), _ONE
+    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
                      zero_point_rounding, "learnable_gradients_per_tensor")  # fmt: skip
 
 
@@ -302,9 +298,8 @@ def fake_quantize_learnable_per_channel_affine(
            [ 0. ,  7. ]], dtype=float32)
     """
     x = checks.floats(input)
-    a = checks.axis_of(axis, x)
-    return _forward(x, scale, zero_point, layout.per_channel(x.shape, a), ((x.shape[a],),),
-                    quant_min, quant_max, grad_factor, out)  # fmt: skip
+    plan = checks.channels(x.shape, axis)
+    return _forward(x, scale, zero_point, plan, quant_min, quant_max, grad_factor, out)
 
 
 def fake_quantize_learnable_per_channel_affine_backward(
@@ -417,9 +412,9 @@ def fake_quantize_learnable_per_channel_affine_backward(
     (array([-8.2,  6.7], dtype=float32), array([-0.5, -1. ], dtype=float32))
     """
     x = checks.floats(input)
-    a = checks.axis_of(axis, x)
-    return _backward(grad, x, scale, zero_point, layout.per_channel(x.shape, a), ((x.shape[a],),),
-                     quant_min, quant_max, grad_factor, zero_point_rounding)  # fmt: skip
+    plan = checks.channels(x.shape, axis)
+    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
+                     zero_point_rounding)  # fmt: skip
 
 
 def fake_quantize_learnable_per_token_affine(
@@ -498,8 +493,8 @@ def fake_quantize_learnable_per_token_affine(
            [ 0. ,  7. ]], dtype=float32)
     """
     x = checks.floats(input)
-    return _forward(x, scale, zero_point, layout.per_token(x.shape), token_shapes(x),
-                    quant_min, quant_max, grad_factor, out)  # fmt: skip
+    plan = checks.tokens(x.shape)
+    return _forward(x, scale, zero_point, plan, quant_min, quant_max, grad_factor, out)
 
 
 def fake_quantize_learnable_per_token_affine_backward(
@@ -608,8 +603,9 @@ def fake_quantize_learnable_per_token_affine_backward(
            [-1. ]], dtype=float32))
     """
     x = checks.floats(input)
-    return _backward(grad, x, scale, zero_point, layout.per_token(x.shape), token_shapes(x),
-                     quant_min, quant_max, grad_factor, zero_point_rounding)  # fmt: skip
+    plan = checks.tokens(x.shape)
+    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
+                     zero_point_rounding)  # fmt: skip
 
 
 def fake_quantize_learnable_per_channel_group_affine(
@@ -692,9 +688,8 @@ def fake_quantize_learnable_per_channel_group_affine(
     array([[-4. , -0.5,  0. ,  7. ]], dtype=float32)
     """
     x = checks.floats(input)
-    g = checks.group_size_of(group_size, x)
-    return _forward(x, scale, zero_point, layout.per_channel_group(x.shape, g), group_shapes(x, g),
-                    quant_min, quant_max, grad_factor, out)  # fmt: skip
+    plan = checks.groups(x.shape, group_size)
+    return _forward(x, scale, zero_point, plan, quant_min, quant_max, grad_factor, out)
 
 
 def fake_quantize_learnable_per_channel_group_affine_backward(
@@ -804,27 +799,48 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
     (array([[-8.2,  6.7]], dtype=float32), array([[-0.5, -1. ]], dtype=float32))
     """
     x = checks.floats(input)
-    g = checks.group_size_of(group_size, x)
-    return _backward(grad, x, scale, zero_point, layout.per_channel_group(x.shape, g),
-                     group_shapes(x, g), quant_min, quant_max, grad_factor,
+    plan = checks.groups(x.shape, group_size)
+    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
                      zero_point_rounding)  # fmt: skip
 
 
 # --- what they share --------------------------------------------------------------------------
 
 
+@checks.remembered
+def _constants(
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any
+) -> tuple[tuple[int, int, int], str]:
+    """The constants of a forward and their precision; it only checks the factor."""
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    checks.finite(grad_factor, "grad_factor", kind)
+    return (lo, hi, 0), checks.precision(dtype, lo, hi)
+
+
+@checks.remembered
+def _constants_backward(
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any,
+    zero_point_rounding: Any, kernel: str,
+) -> tuple[tuple[int, int, float], str, str]:  # fmt: skip
+    """The constants of a backward, their precision, and the name of the kernel."""
+    rounding = checks.option(zero_point_rounding, "zero_point_rounding", ROUNDINGS)
+    lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
+    factor = checks.finite(grad_factor, "grad_factor", kind)
+    if rounding == "nearest":
+        kernel += "_nearest"
+    return (lo, hi, factor), checks.precision(dtype, lo, hi), kernel
+
+
 def _forward(
-    x: Array, scale: Any, zero_point: Any, granularity: Granularity, shapes: Shapes,
-    quant_min: Any, quant_max: Any, grad_factor: Any, out: Any,
+    x: Array, scale: Any, zero_point: Any, plan: tuple[Granularity, checks.Shapes], quant_min: Any,
+    quant_max: Any, grad_factor: Any, out: Any,
 ) -> Array:  # fmt: skip
+    granularity, shapes = plan
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    checks.finite(grad_factor, "grad_factor", type(x))
-    y = checks.output(out, x, x.dtype, scale=s, zero_point=z)
-    code = checks.precision(x.dtype, lo, hi)
-    backend.of(x).fake_quantize_learnable(
-        granularity, x, s, z, (lo, hi, 0), ("float32", code, code), y
-    )
+    constants, code = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
+    y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
+    kernel = backend.of(x).fake_quantize_learnable
+    kernel(granularity, x, s, z, constants, ("float32", code, code), y)
     return y
 
 
@@ -833,25 +849,23 @@ _SUMS = (dtypes.float32, dtypes.float64)
 
 
 def _backward(
-    grad: Any, x: Array, scale: Any, zero_point: Any, granularity: Granularity, shapes: Shapes,
+    grad: Any, x: Array, scale: Any, zero_point: Any, plan: tuple[Granularity, checks.Shapes],
     quant_min: Any, quant_max: Any, grad_factor: Any, zero_point_rounding: Any,
     kernel: str = "learnable_gradients_per_channel",
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    if checks.option(zero_point_rounding, "zero_point_rounding", ROUNDINGS) == "nearest":
-        kernel += "_nearest"
+    granularity, shapes = plan
+    constants, code, name = _constants_backward(
+        x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding, kernel
+    )
     g = checks.same(grad, "grad", x)
-    given = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
-    s, z = checks.learned_qparams(*given, shapes, x)
-    lo, hi = checks.bounds_around_zero(quant_min, quant_max, type(x))
-    factor = checks.finite(grad_factor, "grad_factor", type(x))
+    u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
+    s, z = checks.learned_qparams(u, v, shapes, x)
     y = checks.output(None, x, x.dtype)
-    if isinstance(x, ArraySpec):
-        return y, *(ArraySpec(p.shape, p.dtype) for p in given)
-    if x.size == 0:
-        return y, *(checks.full(x, p.shape, p.dtype, 0) for p in given)
-    code = checks.precision(x.dtype, lo, hi)
-    sums = [checks.new(x, p.shape, p.dtype if p.dtype in _SUMS else dtypes.float64) for p in given]
-    kernel_ = getattr(backend.of(x), kernel)
-    kernel_(granularity, g, x, s, z, (lo, hi, factor), code, y, *map(checks.flat, sums))
-    slope, shift = (checks.rounded_once(v, p.dtype) for v, p in zip(sums, given, strict=True))
-    return y, slope, shift
+    if type(x) is ArraySpec or x.size == 0:
+        return y, checks.full(x, u.shape, u.dtype, 0), checks.full(x, v.shape, v.dtype, 0)
+    a, b = u.dtype, v.dtype
+    slope = checks.new(x, u.shape, a if a in _SUMS else dtypes.float64)
+    shift = checks.new(x, v.shape, b if b in _SUMS else dtypes.float64)
+    run = getattr(backend.of(x), name)
+    run(granularity, g, x, s, z, constants, code, y, checks.flat(slope), checks.flat(shift))
+    return y, checks.rounded_once(slope, a), checks.rounded_once(shift, b)

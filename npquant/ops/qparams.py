@@ -12,7 +12,7 @@ from npquant.checks import Array
 from npquant.errors import show
 from npquant.meta import ArraySpec
 
-_FLOAT64, _INT64 = np.dtype(np.float64), np.dtype(np.int64)
+_FLOAT64, _INT64, _INT8 = np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.int8)
 #: The dtypes that scales per token keep; those of other inputs are float32.
 _KEPT = (dtypes.float32, dtypes.float64, dtypes.bfloat16)
 #: The least scale per token of an asymmetric choice: float32's machine epsilon.
@@ -170,7 +170,7 @@ def _choose(
 ) -> tuple[Array, Array]:
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    lo, hi = _proper(quant_min, quant_max, x)
+    lo, hi = _proper(quant_min, quant_max, type(x))
     least = checks.finite(eps, "eps", type(x))
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
@@ -240,7 +240,7 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
            [  42, -127]], dtype=int8)
     """
     x = checks.real(input)
-    if dtypes.target(dtype) != np.int8:
+    if dtypes.target(dtype) != _INT8:
         raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
     kind = x.dtype if x.dtype in _KEPT else dtypes.float32
     shape, lib = _token_shape(x), backend.of(x)
@@ -416,7 +416,7 @@ def determine_qparams(
     checks.same(mx, "max_val", mn)
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
-    lo, hi = checks.bounds_with_steps(quant_min, quant_max, type(mn))
+    lo, hi = _with_steps(quant_min, quant_max, type(mn))
     target = dtypes.target(dtype)
     least = checks.finite(eps, "eps", type(mn))
     custom = checks.switch(has_customized_qrange, "has_customized_qrange", type(mn))
@@ -451,18 +451,20 @@ def _determine(
 
     A range without axes does not promote the float32 `eps` that it meets; a vector does.
     """
-    precision = "float64" if vector and least.dtype == np.float64 else "float32"
-    lib, name = backend.of(x), qscheme.rsplit("_", 1)[-1]
-    choose = {"affine": lib.choose_affine, "symmetric": lib.choose_symmetric}.get(name)
+    precision = "float64" if vector and least.dtype == dtypes.float64 else "float32"
+    lib = backend.of(x)
+    if qscheme.endswith("affine"):
+        choose = lib.choose_affine
+    else:
+        choose = lib.choose_symmetric if qscheme.endswith("symmetric") else lib.choose_float
     shape = (least.size if vector else 1,)
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
     middle = _middle(target, lo, hi, custom)
-    (choose or lib.choose_float)(
-        least, greatest, (lo, hi), _narrowed(eps), middle, precision, scale, z
-    )
+    choose(least, greatest, (lo, hi), _narrowed(eps), middle, precision, scale, z)
     return scale, z
 
 
+@checks.remembered
 def _narrowed(eps: float) -> float:
     """`eps` as the float32 that PyTorch makes of it."""
     with np.errstate(over="ignore"):
@@ -477,9 +479,13 @@ def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
     return (lo + hi) // 2 if custom else (greatest + 1) // 2
 
 
-def _proper(quant_min: Any, quant_max: Any, x: Array) -> tuple[int, int]:
+_with_steps = checks.remembered(checks.bounds_with_steps)
+
+
+@checks.remembered
+def _proper(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:
     """Bounds with zero between and more than one code."""
-    lo, hi = checks.bounds_around_zero(quant_min, quant_max, type(x))
+    lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
     return lo, hi

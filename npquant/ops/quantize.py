@@ -126,7 +126,7 @@ def quantize_per_tensor(
         numbers = checks.quantizing(
             scale, zero_point, quant_min, quant_max, x.dtype, target, type(x), rounding
         )
-    y = checks.output(out, x, target, scale=scale, zero_point=zero_point)
+    y = checks.output(out, x, target, ("scale", "zero_point"), (scale, zero_point))
     lib = backend.of(x)
     kernel = lib.quantize_per_tensor if rounding == "reciprocal" else _by_division(lib, target)
     kernel(layout.PER_TENSOR, x, *numbers, y)
@@ -219,7 +219,7 @@ def dequantize_per_tensor(
         numbers = checks.dequantizing(
             scale, zero_point, quant_min, quant_max, q.dtype, result, type(q)
         )
-    y = checks.output(out, q, result, scale=scale, zero_point=zero_point)
+    y = checks.output(out, q, result, ("scale", "zero_point"), (scale, zero_point))
     backend.of(q).dequantize(layout.PER_TENSOR, q, *numbers, y)
     return y
 
@@ -320,16 +320,13 @@ def quantize_per_channel(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    a = checks.axis_of(axis, x)
-    s, z = checks.code_qparams(scales, zero_points, (x.shape[a],), x)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
-    lib, divide = backend.of(x), checks.divides(rounding)
-    y = checks.output(out, x, target, scales=s, zero_points=z)
+    granularity, shapes = checks.channels(x.shape, axis)
+    constants, names, divide = _codes(x.dtype, type(x), quant_min, quant_max, target, rounding)
+    s, z = checks.code_qparams(scales, zero_points, shapes, x)
+    y = checks.output(out, x, target, _QPARAMS, (s, z))
+    lib = backend.of(x)
     kernel = _by_division(lib, target) if divide else lib.quantize_per_channel
-    kernel(
-        layout.per_channel(x.shape, a), x, _at_least(s, x), z, checks.constants(lo, hi, target),
-        ("float32", "float32", checks.code(x.dtype, target)), y,
-    )  # fmt: skip
+    kernel(granularity, x, _at_least(s, x), z, constants, names, y)
     return y
 
 
@@ -417,17 +414,13 @@ def dequantize_per_channel(
            [ 0. ,  2. ]], dtype=float32)
     """
     q = checks.codes(input, dtype)
-    a = checks.axis_of(axis, q)
-    shapes = ((q.shape[a],),)
-    s = checks.scales(scales, "scales", shapes, q)
-    z = _zero_points_or_none(zero_points, shapes, q)
-    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
+    granularity, shapes = checks.channels(q.shape, axis)
+    s, z = _qparams_or_none(scales, zero_points, shapes, q)
+    _within(quant_min, quant_max, q.dtype, type(q))
     result = _output_dtype(out_dtype, "out_dtype")
-    y = checks.output(out, q, result, scales=s, zero_points=z)
+    y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
-    backend.of(q).dequantize(
-        layout.per_channel(q.shape, a), q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y
-    )
+    backend.of(q).dequantize(granularity, q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y)
     return y
 
 
@@ -521,15 +514,8 @@ def quantize_per_token(
            [-6,  7]], dtype=int8)
     """
     x = checks.real(input)
-    target = dtypes.target(dtype)
-    shapes = token_shapes(x)
-    s = checks.scales(scales, "scales", shapes, x)
-    z = checks.zero_points(zero_points, "zero_points", shapes, x)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
-    divide = checks.divides(rounding)
-    y = checks.output(out, x, target, scales=s, zero_points=z)
-    _per_row(layout.per_token(x.shape), x, s, z, lo, hi, target, divide, y)
-    return y
+    plan = checks.tokens(x.shape)
+    return _per_row(plan, x, scales, zero_points, quant_min, quant_max, dtype, rounding, out)
 
 
 def dequantize_per_token(
@@ -610,12 +596,11 @@ def dequantize_per_token(
            [-3. ,  3.5]], dtype=float32)
     """
     q = checks.codes(input, dtype)
-    shapes = token_shapes(q)
-    s = checks.scales(scales, "scales", shapes, q)
-    z = checks.zero_points(zero_points, "zero_points", shapes, q)
-    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), scales=s, zero_points=z)
-    _dequantize_promoted(layout.per_token(q.shape), q, s, z, y)
+    granularity, shapes = checks.tokens(q.shape)
+    s, z = checks.kept_qparams(scales, zero_points, shapes, q)
+    _within(quant_min, quant_max, q.dtype, type(q))
+    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), _QPARAMS, (s, z))
+    _dequantize_promoted(granularity, q, s, z, y)
     return y
 
 
@@ -711,16 +696,8 @@ def quantize_per_channel_group(
     array([[ 1, -4,  3,  7]], dtype=int8)
     """
     x = checks.real(input)
-    target = dtypes.target(dtype)
-    g = checks.group_size_of(group_size, x, ndim=2)
-    shapes = group_shapes(x, g)
-    s = checks.scales(scales, "scales", shapes, x)
-    z = checks.zero_points(zero_points, "zero_points", shapes, x)
-    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
-    divide = checks.divides(rounding)
-    y = checks.output(out, x, target, scales=s, zero_points=z)
-    _per_row(layout.per_channel_group(x.shape, g), x, s, z, lo, hi, target, divide, y)
-    return y
+    plan = checks.groups(x.shape, group_size, 2)
+    return _per_row(plan, x, scales, zero_points, quant_min, quant_max, dtype, rounding, out)
 
 
 def dequantize_per_channel_group(
@@ -807,29 +784,33 @@ def dequantize_per_channel_group(
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
     q = checks.codes(w_int8, dtype, "w_int8")
-    g = checks.group_size_of(group_size, q, ndim=2, name="w_int8")
-    shapes = group_shapes(q, g)
-    s = checks.scales(scales, "scales", shapes, q)
-    z = _zero_points_or_none(zero_points, shapes, q)
-    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), scales=s, zero_points=z)
-    _dequantize_promoted(layout.per_channel_group(q.shape, g), q, s, z, y)
+    granularity, shapes = checks.groups(q.shape, group_size, 2, "w_int8")
+    s, z = _qparams_or_none(scales, zero_points, shapes, q)
+    _within(quant_min, quant_max, q.dtype, type(q))
+    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), _QPARAMS, (s, z))
+    _dequantize_promoted(granularity, q, s, z, y)
     return y
 
 
 # --- what they share --------------------------------------------------------------------------
 
-
-def token_shapes(x: Array) -> tuple[tuple[int, ...], ...]:
-    """The shapes that qparams per token may have: (..., 1), or flat."""
-    rows = x.shape[:-1]
-    return (*rows, 1) if x.ndim else (), (prod(rows),)
+#: What `out` must be apart from.
+_QPARAMS = "scales", "zero_points"
 
 
-def group_shapes(x: Array, group_size: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes that qparams per group may have: (..., groups of a row), or flat."""
-    grouped = (*x.shape[:-1], x.shape[-1] // group_size)
-    return grouped, (prod(grouped),)
+@checks.remembered
+def _codes(
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, target: dtypes.DType,
+    rounding: Any,
+) -> tuple[tuple[float, ...], tuple[str, ...], bool]:  # fmt: skip
+    """Constants and their precision, and whether to divide."""
+    lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
+    names = ("float32", "float32", checks.code(dtype, target))
+    return checks.constants(lo, hi, target), names, checks.divides(rounding)
+
+
+#: Whether the bounds lie within those of the dtype of the codes.
+_within = checks.remembered(checks.bounds_of)
 
 
 def _quantizing_on_device(
@@ -868,13 +849,16 @@ def _output_dtype(dtype: Any, name: str) -> dtypes.DType:
 
 def _at_least(s: Array, x: Array) -> Array:
     """Scales in float64 for float64 input, whose every step is in float64."""
-    return checks.cast(s, x.dtype) if x.dtype == np.float64 else s
+    return checks.cast(s, x.dtype) if x.dtype == dtypes.float64 else s
 
 
-def _zero_points_or_none(zero_points: Any, shapes: tuple[tuple[int, ...], ...], q: Array) -> Array:
-    if zero_points is None:
-        return 0 if checks.on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
-    return checks.zero_points(zero_points, "zero_points", shapes, q)
+def _qparams_or_none(
+    scales: Any, zero_points: Any, shapes: checks.Shapes, q: Array
+) -> tuple[Array, Array]:
+    if zero_points is not None:
+        return checks.kept_qparams(scales, zero_points, shapes, q)
+    s = checks.scales(scales, "scales", shapes, q)
+    return s, 0 if checks.on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
 
 
 def _by_division(lib: Any, target: dtypes.DType) -> Any:
@@ -884,20 +868,22 @@ def _by_division(lib: Any, target: dtypes.DType) -> Any:
 
 
 def _per_row(
-    granularity: layout.Granularity, x: Array, s: Array, z: Array, lo: int, hi: int,
-    target: dtypes.DType, divide: bool, y: Array,
-) -> None:  # fmt: skip
+    plan: tuple[layout.Granularity, checks.Shapes], x: Array, scales: Any, zero_points: Any,
+    quant_min: Any, quant_max: Any, dtype: Any, rounding: Any, out: Any,
+) -> Array:  # fmt: skip
+    """Quantize per token or group."""
+    target = dtypes.target(dtype)
+    granularity, shapes = plan
+    constants, names, divide = _codes(x.dtype, type(x), quant_min, quant_max, target, rounding)
+    s, z = checks.kept_qparams(scales, zero_points, shapes, x)
+    y = checks.output(out, x, target, _QPARAMS, (s, z))
     lib = backend.of(x)
-    kernel = _by_division(lib, target) if divide else lib.quantize_per_token
-    kernel(
-        granularity,
-        x,
-        s,
-        checks.large_as_floats(z, s, x) if divide else z,
-        checks.constants(lo, hi, target),
-        ("float32", "float32", checks.code(x.dtype, target)),
-        y,
-    )
+    if divide:
+        kernel, z = _by_division(lib, target), checks.large_as_floats(z, s, x)
+    else:
+        kernel = lib.quantize_per_token
+    kernel(granularity, x, s, z, constants, names, y)
+    return y
 
 
 def _dequantize_promoted(
@@ -918,8 +904,9 @@ def _dequantize_promoted(
         fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":
             # float32 holds the difference exactly, unless a zero point or a code is too large.
-            small = q.dtype != np.int32 and checks.outside(z, -checks.EXACT32, checks.EXACT32) < 0
-            z = z.astype(np.float32 if small else np.float64)
+            end = checks.EXACT32
+            small = q.dtype != dtypes.int32 and checks.outside(z, -end, end) < 0
+            z = z.astype(dtypes.float32 if small else dtypes.float64)
         if fractional and type(s) is np.ndarray:
             s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
     backend.of(q).dequantize_promoted(

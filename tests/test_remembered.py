@@ -1,0 +1,72 @@
+"""What ops remember from call to call: nothing of what may change, and errors never."""
+
+import numpy as np
+import pytest
+
+import npquant as nq
+from calls import CALLS, arguments
+from cases import assert_same
+
+X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
+
+
+class Mutable:
+    """An integer that is another one later, and equal to itself all the same."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_objects_that_change():
+    bound = Mutable(7)
+    first = nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, bound)
+    bound.value = 3
+    again = nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, bound)
+    assert_same(first, nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, 7))
+    assert_same(again, nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, 3))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_arrays_that_change(name):
+    """Each array is written to between two calls; the second call sees what is there then."""
+    shape = (4,) if name == "determine_qparams" else (6, 8)
+    given = arguments(name, shape)
+    op = getattr(nq, name)
+    op(**{k: copied(v) for k, v in given.items()})
+    for argument, value in given.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
+            continue
+        changed = {k: copied(v) for k, v in given.items()}
+        wanted = {k: copied(v) for k, v in given.items()}
+        op(**changed)
+        for k, v in given.items():  # what the call itself updates is set back
+            if isinstance(v, np.ndarray):
+                changed[k][...] = v
+        changed[argument].flat[-1] = wanted[argument].flat[-1] = value.flat[0]
+        assert_same(op(**changed), op(**wanted), argument)
+
+
+def copied(value):
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def test_scales_that_become_wrong():
+    scale, zero_point = np.ones(3, np.float32), np.zeros(3, np.int32)
+    nq.fake_quantize_per_channel_affine(X, scale, zero_point, 0, -8, 7)
+    zero_point[1] = 8
+    with pytest.raises(ValueError, match=r"zero_point must be within -8\.\.7, got 8 at index 1"):
+        nq.fake_quantize_per_channel_affine(X, scale, zero_point, 0, -8, 7)
+    zero_point[1], scale[2] = 0, np.nan
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        nq.fake_quantize_per_channel_affine(X, scale, zero_point, 0, -8, 7)
+
+
+def test_numbers_that_are_equal():
+    """True is 1 and 1.0 is 1, but they are no bounds."""
+    nq.quantize_per_tensor(X, 1.0, 0, 0, 1, np.int8)
+    for wrong in (True, 1.0, np.float32(1)):
+        with pytest.raises(TypeError, match="quant_max must be an integer"):
+            nq.quantize_per_tensor(X, 1.0, 0, 0, wrong, np.int8)
