@@ -28,7 +28,7 @@ from calls import CALLS, DATA, arguments, axes, fits, results
 from npquant.cpu import target
 
 #: Larger than PARALLEL_FROM; a row is a channel, a token or a group.
-SHAPE = (8, 16384)
+SHAPE = (8, 32768)
 
 
 def run(names, layer, seconds=0.0, ops=(), timeout=120, **env):

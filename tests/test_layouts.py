@@ -263,7 +263,7 @@ SIZES = (
     ((33, 500), 1),
     ((2, 20500), 0),  # PIECE: less than a channel
     ((20500, 2), 1),
-    *(((n,), 0) for n in (65535, 65536, 65537)),  # PARALLEL_FROM
+    *(((n,), 0) for n in (2**16, 2**18 - 1, 2**18)),  # PARALLEL_FROM
 )
 
 #: One op for each loop: with and without a mask or qparams, minima, sums.
@@ -349,7 +349,7 @@ THREADED = (
 def test_two_threads(name, monkeypatch):
     monkeypatch.setattr(target, "GRAIN", 256)
     before = numba.get_num_threads()
-    shapes = [(8, 70), (3, 5, 2, 4)], [(65535,), (65536,), (65537,), (5000, 16)]
+    shapes = [(8, 70), (3, 5, 2, 4)], [(2**16,), (2**18 - 1,), (2**18,), (16385, 16)]
     try:
         numba.set_num_threads(2)
         for least, some in zip((1, target.PARALLEL_FROM), shapes, strict=True):
@@ -367,7 +367,7 @@ import warnings
 import numpy as np
 import npquant as nq
 
-x = np.random.default_rng(0).normal(size=(2, 1 << 16)).astype(np.float32)
+x = np.random.default_rng(0).normal(size=(2, 1 << 17)).astype(np.float32)
 args = np.array([0.1, 0.2], np.float32), np.array([3, -4], np.int32), 0, -128, 127, np.int8
 q = nq.quantize_per_channel(x, *args)  # opens a parallel region
 with warnings.catch_warnings():

@@ -6,11 +6,11 @@ from npquant.cpu.loops import Elementwise, ElementwiseOfSeveral
 from npquant.cpu.reduce import Total
 from npquant.formulas import adaround as f
 
-adaround_init = Elementwise(f.rounding, f.adaround_init)
-adaround_soft = ElementwiseOfSeveral(f.rounding, f.adaround_soft)
-adaround_soft_backward = ElementwiseOfSeveral(f.rounding, f.adaround_soft_backward)
+adaround_init = Elementwise(f.rounding, f.adaround_init, work=4)
+adaround_soft = ElementwiseOfSeveral(f.rounding, f.adaround_soft, work=4)
+adaround_soft_backward = ElementwiseOfSeveral(f.rounding, f.adaround_soft_backward, work=4)
 adaround_hard = ElementwiseOfSeveral(f.rounding, f.adaround_hard)
 adaround_codes = ElementwiseOfSeveral(f.rounding, f.adaround_codes)
 
 adaround_regularizer = Total(f.adaround_regularizer)
-adaround_regularizer_backward = Elementwise(f.regularizing, f.adaround_regularizer_backward)
+adaround_regularizer_backward = Elementwise(f.regularizing, f.adaround_regularizer_backward, work=4)

@@ -106,8 +106,8 @@ class Count:
                         if places[k] < bins:
                             counts[first + k, places[k]] += 1
 
-        self._runs = Kernel(runs, f"{place.__name__}_runs", _count_signature)
-        self._beside = Kernel(beside, f"{place.__name__}_beside", _count_signature)
+        self._runs = Kernel(runs, f"{place.__name__}_runs", _count_signature, 4)
+        self._beside = Kernel(beside, f"{place.__name__}_beside", _count_signature, 4)
 
     def __call__(
         self, granularity: Granularity, x: Array, low: Array, high: Array, counts: Array
@@ -125,7 +125,7 @@ class Count:
                 self._beside(-(-channels // BLOCK), n, args, key)
                 continue
             parts = -(-count // LONGEST)
-            if n >= PARALLEL_FROM and channels < 4 * threads():
+            if n * self._runs.work >= PARALLEL_FROM and channels < 4 * threads():
                 parts = max(parts, threads())
             part = counts[some]
             into = part if parts == 1 else np.zeros((channels * parts, counts.shape[1]), np.int64)
@@ -587,7 +587,7 @@ class Clip:
                 low[c] = clamp(np.float32(u), a, b)
                 high[c] = clamp(np.float32(v), a, b)
 
-        self._kernel = Kernel(channels, f"clip_{search.__name__}", _clip_signature)
+        self._kernel = Kernel(channels, f"clip_{search.__name__}", _clip_signature, 4)
 
     def __call__(
         self, counts: Array, width: Array, least: Array, greatest: Array, bounds: tuple[int, int],

@@ -56,6 +56,8 @@ class Elementwise:
         ``element(x, p, constants, y) -> (value, inside)``.
     wide : Elementwise, optional
         The same op for codes that its precision does not hold.
+    work : int
+        What an element costs, as a `Kernel` has it.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Elementwise:
         parameters: Callable[..., Any],
         element: Callable[..., Any],
         wide: Elementwise | None = None,
+        work: int = 1,
     ) -> None:
         def runs(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -130,10 +133,10 @@ class Elementwise:
                                 store(mask, base + k, inside)
 
         name = f"{parameters.__name__}_{element.__name__}"
-        self._wide = wide
-        self._runs = Kernel(runs, f"{name}_runs", _signature)
-        self._blocks = Kernel(blocks, f"{name}_blocks", _signature)
-        self._periods = Kernel(periods, f"{name}_periods", _signature)
+        self._wide, self._work = wide, work
+        self._runs = Kernel(runs, f"{name}_runs", _signature, work)
+        self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
+        self._periods = Kernel(periods, f"{name}_periods", _signature, work)
 
     def __call__(
         self,
@@ -153,7 +156,7 @@ class Elementwise:
         are numbers, and of the constants; "wide" of the latter is for codes too large for it.
         """
         n = x.size
-        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray:
+        if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
                 types_, channels, inner = precision, 1, n

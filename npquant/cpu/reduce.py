@@ -329,8 +329,8 @@ class Gradients:
                     sums[0, c + k, tile], sums[1, c + k, tile] = lanes[k], lanes[pitch + k]
 
         name = f"{parameters.__name__}_{element.__name__}"
-        self._runs = Kernel(runs, f"{name}_runs", _gradients_signature)
-        self._beside = Kernel(beside, f"{name}_beside", _gradients_signature)
+        self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
+        self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -434,7 +434,7 @@ class Total:
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
 
-        self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature)
+        self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature, 4)
 
     def __call__(self, inputs: tuple[Array, ...], number: float = 0.0) -> float:
         """The sum; `number` becomes a float32, or a float64 beside a first array of float64."""

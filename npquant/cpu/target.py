@@ -32,8 +32,9 @@ OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
 }
 
-#: A parallel region costs some ten microseconds: below this many elements it is not worth it.
-PARALLEL_FROM = 1 << 16
+#: A parallel region costs some ten microseconds: below this much work, elements times the `work` of
+#: their kernel, it is not worth it.
+PARALLEL_FROM = 1 << 18
 
 #: Elements of a parallel segment.
 GRAIN = 1 << 14
@@ -98,12 +99,19 @@ class Kernel:
     signature : callable
         ``signature(*key)``: the Numba types of ``args``. A key is made of dtypes and names, since
         it is looked up on every call.
+    work : int
+        What an element costs: 1 where it is little more than moved, and 4 where sums are made, or
+        exponentials.
     """
 
     def __init__(
-        self, segment: Callable[..., None], name: str, signature: Callable[..., Types]
+        self,
+        segment: Callable[..., None],
+        name: str,
+        signature: Callable[..., Types],
+        work: int = 1,
     ) -> None:
-        self.name, self._signature = name, signature
+        self.name, self.work, self._signature = name, work, signature
         self._segment = _renamed(segment, name)
         run = register_jitable(segment)
 
@@ -120,7 +128,7 @@ class Kernel:
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
-        if size < PARALLEL_FROM or threads() == 1 or _parallel.locked():
+        if size * self.work < PARALLEL_FROM or threads() == 1 or _parallel.locked():
             entry = self.serial.get(key) or self.compiled(key)
             entry(0, n, *args)
             return
