@@ -350,8 +350,9 @@ class Gradients:
         n = x.size
         sums = np.empty((2, channels, -(-(n // channels) // TILE)))
         if plain(grad) and plain(x) and plain(y):
-            flat = grad.reshape(n), x.reshape(n), y.reshape(n)
-            self._piece(Layout(channels, inner), *flat, scale, zero_point, constants, code, sums)
+            if x.ndim != 1:
+                grad, x, y = grad.ravel(), x.ravel(), y.ravel()
+            self._piece((channels, inner), grad, x, y, scale, zero_point, constants, code, sums)
         else:
             for layout, some, tiles, (g, u, v) in channel_pieces(
                 granularity, (grad, x), (y,), TILE, ordered=True
@@ -362,8 +363,8 @@ class Gradients:
         _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
     def _piece(
-        self, layout: Layout, grad: Array, x: Array, y: Array, scale: Array, zero_point: Array,
-        constants: tuple[Any, Any, Any], code: str, sums: Array,
+        self, layout: tuple[int, int], grad: Array, x: Array, y: Array, scale: Array,
+        zero_point: Array, constants: tuple[Any, Any, Any], code: str, sums: Array,
     ) -> None:  # fmt: skip
         channels, inner = layout
         n = x.size
