@@ -170,8 +170,8 @@ def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]
     """A float32 scale and an int32 zero point, which come in arrays."""
     if (
         type(scale) is type(zero_point) is np.ndarray
-        and scale.dtype == float32
-        and zero_point.dtype == int32
+        and scale.dtype is float32
+        and zero_point.dtype is int32
         and scale.size == zero_point.size == 1
     ):
         s = scale.item()
