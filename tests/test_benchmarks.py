@@ -36,10 +36,14 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def _threads():
+def _as_it_was():
+    """Benchmarks set threads, and switch PyTorch's autograd off: tests beside them need it."""
     before = numba.get_num_threads()
     yield
     numba.set_num_threads(before)
+    if torch := sys.modules.get("torch"):
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(before)
 
 
 # --- cells ------------------------------------------------------------------------------------
