@@ -190,7 +190,7 @@ def threads_and_forks(seconds, names):
         for dtype, kind in kinds:
             if stop.is_set():
                 return
-            nq.quantize_per_tensor(np.ones(3, np.dtype(kind)), 0.1, 0, 0, 7, dtype)
+            nq.quantize_per_tensor(np.ones(3, np.dtype(kind)), 0.1, 0, 0, 1, dtype)
 
     def child():
         x = np.ones(3, np.float16)
