@@ -1,11 +1,14 @@
 """What ops remember from call to call: nothing of what may change, and errors never."""
 
+import math
+
 import numpy as np
 import pytest
 
 import npquant as nq
 from calls import CALLS, arguments
 from cases import assert_same
+from npquant import checks
 
 X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
 
@@ -70,3 +73,9 @@ def test_numbers_that_are_equal():
     for wrong in (True, 1.0, np.float32(1)):
         with pytest.raises(TypeError, match="quant_max must be an integer"):
             nq.quantize_per_tensor(X, 1.0, 0, 0, wrong, np.int8)
+
+
+def test_zeros_of_both_signs_are_told_apart():
+    sign = checks.remembered(lambda v: math.copysign(1, v))
+    zeros = 0.0, -0.0, 0.0, np.float32(-0.0), np.float32(0.0)
+    assert [sign(v) for v in zeros] == [1, -1, 1, -1, 1]

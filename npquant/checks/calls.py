@@ -71,18 +71,21 @@ def rounded_bounds(lo: int, hi: int, dtype: DType) -> str:
 #: of these very types: an object of a subclass may change.
 _PLAIN = frozenset({bool, float, int, str, tuple, type(None)})
 _FIXED = np.generic, np.dtype, type, ArraySpec
+_SIGNED = float, np.floating
 
 
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
     """`check`, run once for the same arguments: the same calls come again and again.
 
     Arrays are told by shape, dtype and type. Of one among the arguments, as of all that may change,
-    nothing is remembered.
+    nothing is remembered; nor of a zero with a sign, since 0.0 and -0.0 are equal.
     """
 
     @lru_cache(maxsize=1024, typed=True)
     def fast(*args: Any) -> T:
-        if all(type(a) in _PLAIN or isinstance(a, _FIXED) for a in args):
+        if all(type(a) in _PLAIN or isinstance(a, _FIXED) for a in args) and not any(
+            isinstance(a, _SIGNED) and a == 0 for a in args
+        ):
             return check(*args)
         raise TypeError  # which is not remembered
 
