@@ -1,5 +1,6 @@
 """The benchmarks: which cells there are, what peers compute, what is judged and written down."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,12 +40,13 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def _as_it_was():
     """Benchmarks set threads, and switch PyTorch's autograd off: tests beside them need it."""
-    before = numba.get_num_threads()
+    torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+    before, threads = numba.get_num_threads(), torch and torch.get_num_threads()
     yield
     numba.set_num_threads(before)
-    if torch := sys.modules.get("torch"):
+    if torch:
         torch.set_grad_enabled(True)
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 # --- cells ------------------------------------------------------------------------------------
