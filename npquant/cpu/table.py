@@ -19,11 +19,6 @@ from npquant.cpu.storage import Storage, overload, reinterpreted
 ROWS, PITCH = 8192, 8192 + 256
 
 
-def buffer(n: Any, v: Any) -> Any:
-    """An array for `n` values of the type of `v`."""
-    return np.empty(n, type(v))
-
-
 def empty(p: Any) -> Any:
     """A table for tuples like `p`."""
     return np.empty(ROWS, object)
@@ -41,12 +36,6 @@ def take(table: Any, k: Any, p: Any) -> Any:
 
 def _bits(t: Any) -> int:
     return int(t.bits if isinstance(t, Storage) else t.bitwidth)
-
-
-@overload(buffer)
-def _buffer(n, v):
-    kind = np.dtype(v.name)
-    return lambda n, v: np.empty(n, kind)
 
 
 @overload(empty)
