@@ -107,6 +107,20 @@ def test_dequantize_rounds_each_step_to_two_bytes(out_dtype):
         agree("dequantize_per_tensor", q, 0.1, z, *bounds, np.int16, out_dtype=out_dtype)
 
 
+@pytest.mark.parametrize(("out_dtype", "target"), pairs((F16, BF16), (np.int8, np.uint8)))
+def test_dequantize_to_two_bytes_with_zero_points_that_are_no_codes(out_dtype, target):
+    """Of one-byte codes the last step alone is rounded, but for zero points like these."""
+    lo, hi = BOUNDS[target]
+    q = every_code(target)
+    beyond = np.array([lo - 2, hi + 2, lo - 131, hi + 131, 2 * hi + 3, 5003, 70001, 0])
+    for z in (lo, hi, 0.5, *beyond):
+        z = np.array([z]) if z == 0.5 else int(z)
+        agree("dequantize_per_tensor", q, 0.1, z, lo, hi, target, out_dtype=out_dtype)
+    for z in (beyond, beyond[:1].repeat(8), np.resize([lo, hi], 8), np.linspace(lo, hi, 8)):
+        agree("dequantize_per_channel", np.stack([q] * 8), np.full(8, 0.1, np.float32), z, 0, lo,
+              hi, target, out_dtype=out_dtype)  # fmt: skip
+
+
 SOME_TARGETS = (np.int8, np.int32, ml_dtypes.float8_e4m3fn, ml_dtypes.uint4, np.uint16)
 
 

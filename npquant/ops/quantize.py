@@ -220,7 +220,7 @@ def dequantize_per_tensor(
             scale, zero_point, quant_min, quant_max, q.dtype, result, type(q)
         )
     y = checks.output(out, q, result, ("scale", "zero_point"), (scale, zero_point))
-    backend.of(q).dequantize(layout.PER_TENSOR, q, *numbers, y)
+    _dequantize(layout.PER_TENSOR, q, *numbers, y)
     return y
 
 
@@ -420,7 +420,7 @@ def dequantize_per_channel(
     result = _output_dtype(out_dtype, "out_dtype")
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
-    backend.of(q).dequantize(granularity, q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y)
+    _dequantize(granularity, q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y)
     return y
 
 
@@ -884,6 +884,28 @@ def _per_row(
         kernel = lib.quantize_per_token
     kernel(granularity, x, s, z, constants, names, y)
     return y
+
+
+def _dequantize(
+    granularity: layout.Granularity, q: Array, s: Any, z: Any, constants: Any, names: Any, y: Array
+) -> None:
+    """Each step is rounded to the dtype of the output, where any but the last can matter."""
+    lib = backend.of(q)
+    kernel = lib.dequantize
+    if y.dtype.itemsize == 2 and q.dtype.itemsize == 1 and _codes_of_one_byte(z, q.dtype):
+        kernel, names = lib.dequantize_promoted, ("float32", "float32", "float32")
+        z = z.astype(np.float32) if type(z) is np.ndarray else z
+    kernel(granularity, q, s, z, constants, names, y)
+
+
+def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
+    """Whether zero points are codes themselves: the 8 bits of a bfloat16 hold the differences."""
+    if dtype in dtypes.FLOAT8:
+        return False
+    lo, hi = dtypes.BOUNDS[dtype]
+    if type(z) is np.ndarray:
+        return z.dtype.kind == "i" and checks.outside(z, lo, hi) < 0
+    return type(z) in (int, float) and lo <= z <= hi and z == int(z)
 
 
 def _dequantize_promoted(
