@@ -202,28 +202,16 @@ def _float32_to_e5m2(v: Any) -> Any:
 
 
 @register_jitable
-def _integral_to_float8(v: Any, drop: Any, low: Any) -> Any:
-    """As the two above, for a whole number that float8 does not round to infinity.
+def _fitting_float8(v: Any, drop: Any, ones: Any) -> Any:
+    """The bits of a number in the range of float8 that is scaled so that exponents are float8's.
 
-    It is normal or zero. Adding 2**drop times the power of two below it lets the hardware round it
-    to the bits of float8, which are then the last ones; `low`, added to them, is the bias.
+    Adding 2**drop times the power of two below it, which is `ones`, lets the hardware round it to
+    the grid. All of float8's normals and zero come out right, and no subnormals.
     """
-    u = _as_uint32(v)
-    power = np.uint32(u & np.uint32(0xFF800000))
-    rounded = v + _as_float32(np.uint32(power + np.uint32(drop << np.uint32(23)) + low))
-    code = np.uint32(_as_uint32(rounded) + (power >> drop))
-    code = code if v != np.float32(0) else np.uint32(0)
-    return np.uint32(code | ((u >> np.uint32(24)) & np.uint32(0x80)))
-
-
-@register_jitable
-def _integral_to_e4m3fn(v: Any) -> Any:
-    return _as_e4m3fn(_integral_to_float8(v, np.uint32(20), np.uint32(56)))
-
-
-@register_jitable
-def _integral_to_e5m2(v: Any) -> Any:
-    return _as_e5m2(_integral_to_float8(v, np.uint32(21), np.uint32(60)))
+    power = _as_float32(np.uint32(_as_uint32(v) & np.uint32(0xFF800000)))
+    rounded = _llvm_fma(-power, ones, _llvm_fma(power, ones, v))
+    magnitude = _as_float32(np.uint32(_as_uint32(rounded) << (np.uint32(24) - drop)))
+    return np.uint32(_as_uint32(np.copysign(magnitude, power)) >> np.uint32(24))
 
 
 # --- primitives -------------------------------------------------------------------------------
@@ -395,8 +383,11 @@ def _code_of(v, lo, hi, nan):
 _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
 
 
-#: Codes with an integer zero point are whole numbers, and their bounds are those of float8.
-_INTEGRAL: Final = {E4M3FN: _integral_to_e4m3fn, E5M2: _integral_to_e5m2}
+#: Of float8: the mantissa bits of float32 that go, and what brings exponents to its own.
+_FLOAT8: Final = {
+    E4M3FN: (np.uint32(20), np.float32(2.0**20), 2.0**-120),
+    E5M2: (np.uint32(21), np.float32(2.0**21), 2.0**-112),
+}
 
 
 @teach(p.rounded_code)
@@ -404,14 +395,20 @@ def _rounded_code(t, zero_point, lo, hi, nan, other):
     without = isinstance(zero_point, types.NoneType)
     small = without or isinstance(zero_point, types.Integer)
     narrow = (other in NARROW and other != types.int32) or other in SUB_BYTE
-    if other in _INTEGRAL and small and isinstance(lo, types.Float):
-        narrowed = _INTEGRAL[other]
+    if other in _FLOAT8 and small and isinstance(lo, types.Float):
+        # Codes are whole numbers here, within the bounds of float8, so none is subnormal. The
+        # scale, a power of two, changes no rounding.
+        drop, ones, power = _FLOAT8[other]
+        scale, back = getattr(np, t.name)(power), _to[other]
 
         def rounded_code(t, zero_point, lo, hi, nan, other):
-            r = p.rint(t) if without else p.plus(p.rint(t), zero_point)
-            u = lo if r < lo else r
-            u = hi if u > hi else u
-            code = narrowed(np.float32(u))
+            if without:
+                r = p.rint(t) * scale
+            else:
+                r = p.fma(p.rint(t), scale, p.like(zero_point, t) * scale)
+            u = lo * scale if r < lo * scale else r
+            u = hi * scale if u > hi * scale else u
+            code = back(_fitting_float8(np.float32(u), drop, ones))
             return code if t == t else p.like(nan, other)
 
         return rounded_code
