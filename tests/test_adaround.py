@@ -99,58 +99,51 @@ def samples(dtype, low, high, n=200_000):
     return np.concatenate([rng.uniform(low, high, n), near_zero, tiny]).astype(dtype)
 
 
-# Each bound is that of the docstring. Of exp: the reduced argument is exact to 2**-25 (relative to
-# 1 in float32), the series is cut below a tenth of an ulp, each fma of it adds half an ulp of what
-# it is added to, of which only the last is not scaled down by r <= 0.35: 1/2 + 0.35/2 + ... < 0.8;
-# a result just above a power of two counts twice what one below does, and 1 is not exceeded. Of
-# the sigmoid: 1 ulp of the exponential, 1/2 each of the sum and of the quotient, and an ulp may
-# be half as large, relatively, in the result. Of the logarithms: 1/2 of each of their five steps.
+# The bounds are those of the docstrings. Of the sigmoid, in eps: 1/4 for the last rounding, to a
+# number between 1/2 and 1; of the polynomial, which is multiplied by |v| <= 2.4, twice 1/16, and
+# 1/10 of the interpolation; and a tenth for what coefficients and higher powers were rounded by.
+# Of the logarithms, relatively and in half units: one of m + 1, of the quotient, of the polynomial
+# and of the product, a half of the constant and of the sum, which weigh up to twice in ulp.
 @by_precision
-@pytest.mark.parametrize(
-    ("name", "exact", "bound"),
-    [
-        ("exp", np.exp, 1),
-        ("exp2", np.exp2, 1),
-        ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), 3),
-        ("log", np.log, 3),
-        ("log2", np.log2, 4),
-    ],
-)
-def test_accuracy(name, exact, bound, precision):
+def test_sigmoid(precision):
+    x = np.random.default_rng(0).uniform(-2.4, 2.4, 500_000).astype(precision)
+    exact = 1 / (1 + np.exp(-x.astype(LONG)))
+    assert np.abs(compiled(elementary.sigmoid)(x) - exact).max() <= np.finfo(precision).eps
+
+
+@by_precision
+def test_ends_of_the_sigmoid(precision):
+    """Beyond 2.4, where h is cut off, it stays what it is there; at 0 it is 1/2 and as steep."""
+    x = np.array([np.inf, 1e4, 2.5, -2.5, -1e4, -np.inf, np.nan, 0, -0.0], precision)
+    y = compiled(elementary.sigmoid)(x)
+    end, start = compiled(elementary.sigmoid)(np.array([2.4, -2.4], F32).astype(precision))
+    half = precision(0.5)
+    assert_same(y, np.array([end, end, end, start, start, start, np.nan, half, half], precision))
+    span, gamma = precision(oracle.ZETA - oracle.GAMMA), precision(oracle.GAMMA)
+    assert end * span + gamma > 1
+    assert start * span + gamma < 0
+    step = precision(2.0**-10)
+    up, down = compiled(elementary.sigmoid)(np.array([step, -step], precision))
+    assert abs((up - down) / (2 * step) - 0.25) <= np.finfo(precision).eps / step + step**2
+
+
+@by_precision
+@pytest.mark.parametrize(("name", "bound"), [("log", 5), ("log2", 6)])
+def test_logarithms(name, bound, precision):
     ends = (-110, 90) if precision == F32 else (-750, 712)
-    x = samples(precision, *ends)
-    if name.startswith("log"):
-        x = np.concatenate([np.abs(x), 1 + samples(precision, -1, 1) / 1000])
-        x = x[x >= np.finfo(precision).tiny]
-    with np.errstate(over="ignore", under="ignore"):
-        assert ulps(compiled(getattr(elementary, name))(x), exact(x.astype(LONG))) <= bound
+    x = np.concatenate([np.abs(samples(precision, *ends)), 1 + samples(precision, -1, 1) / 1000])
+    x = x[x >= np.finfo(precision).tiny]
+    exact = getattr(np, name)(x.astype(LONG))
+    assert ulps(compiled(getattr(elementary, name))(x), exact) <= bound
+    assert_same(compiled(getattr(elementary, name))(np.ones(1, precision)), np.zeros(1, precision))
+
+
+def test_logarithm_keeps_nan():
+    assert np.isnan(compiled(elementary.log)(np.array([np.nan], F32))).all()
 
 
 @by_precision
-def test_ends(precision):
-    x = np.array([np.inf, -np.inf, np.nan, 0, -0.0, 1e4, -1e4], precision)
-    one, zero, half, nan = 1.0, 0.0, 0.5, np.nan
-    expected = {
-        "exp": [np.inf, zero, nan, one, one, np.inf, zero],
-        "exp2": [np.inf, zero, nan, one, one, np.inf, zero],
-        "sigmoid": [one, zero, nan, half, half, one, zero],
-    }
-    for name, values in expected.items():
-        assert_same(compiled(getattr(elementary, name))(x), np.array(values, precision), name)
-    ones = np.array([1, np.nan], precision)
-    assert_same(compiled(elementary.log)(ones), np.array([0, np.nan], precision))
-
-
-def test_small_sigmoids_are_no_zeros():
-    """1 / (1 + exp(100)) overflows in float32; the sigmoid is a subnormal there."""
-    x = np.array([-100, -89, -103], F32)
-    exact = np.exp(x.astype(LONG))
-    assert ulps(compiled(elementary.sigmoid)(x), exact) <= 3
-    assert (compiled(elementary.sigmoid)(x) > 0).all()
-
-
-@by_precision
-@pytest.mark.parametrize("name", ["exp", "exp2", "sigmoid", "log", "log2"])
+@pytest.mark.parametrize("name", ["sigmoid", "log", "log2"])
 def test_plain_python_gives_the_same_bits(name, precision):
     x = samples(precision, -110, 90, 100)
     x = np.abs(x) + np.finfo(precision).tiny if name.startswith("log") else x
@@ -166,6 +159,7 @@ def test_power(exponent, precision):
     """Within 2 ulp of 1: |y| 2**-y of the logarithm's error is at most 4 * 0.54, and 1 ulp."""
     u = np.random.default_rng(0).uniform(0, 1, 10_000).astype(precision)
     u[:3] = 0, 1, np.nan
+    u[3:5] = np.finfo(precision).tiny, 2 * np.finfo(precision).tiny  # whose powers underflow
     e, y = precision(exponent), np.empty_like(u)
     powers(u, e, y)
     np.testing.assert_array_equal(y[:3], [0, 1, np.nan])
@@ -241,9 +235,9 @@ def test_soft(dtype, granularity):
     actual = nq.adaround_soft(*args, **where).astype(F64)
     exact = oracle.adaround_soft(*args, **where).astype(F64)
     scale = args[2]
-    # h: 3 ulp of the sigmoid, of which an ulp is at most eps / 2, times 1.2, and a rounding here
-    # and there, at most 3 eps; the sum with the floor (below 16) and the differences after it are
-    # rounded to 8 eps each, here and there; then the product, and that of a two-byte result.
+    # h: an eps of the sigmoid times 1.2, and a rounding here and there, at most 3 eps; the sum with
+    # the floor (below 16) and the differences after it are rounded to 8 eps each, here and there;
+    # then the product, and that of a two-byte result.
     eps = np.finfo(oracle.compute_dtype(dtype)).eps
     bound = np.max(scale) * (3 + 4 * 8) * eps + 2 * np.abs(exact) * eps
     if dtype in oracle.TWO_BYTE:
@@ -262,10 +256,10 @@ def test_soft_backward(dtype, granularity):
     assert actual.dtype == exact.dtype == oracle.compute_dtype(dtype)
     np.testing.assert_array_equal(actual == 0, exact == 0)
     assert 0 < (actual == 0).mean() < 1
-    # 3 ulp (3 eps) of the sigmoid; 1 - sigmoid has that error and a rounding, relative to itself:
-    # where h is not cut off, sigma / (1 - sigma) is at most 11. Five products round, twice.
+    # The sigmoid and 1 - it are an eps off, and half of one rounded: where h is not cut off both
+    # are at least 1/12. Five products round, twice.
     eps = np.finfo(actual.dtype).eps
-    np.testing.assert_allclose(actual, exact, rtol=(3 + 12 * 3 + 10) * eps, atol=0)
+    np.testing.assert_allclose(actual, exact, rtol=(2 * 12 * 1.5 + 10) * eps, atol=0)
 
 
 @by_granularity_and_dtype
@@ -274,8 +268,8 @@ def test_init(dtype, granularity):
     actual = nq.adaround_init(x, scale, **where)
     exact = oracle.adaround_init(x, scale, **where)
     assert actual.dtype == oracle.compute_dtype(dtype)
-    # 3 ulp of a logarithm below 2.4 in size, where an ulp is at most 2 eps.
-    assert np.abs(actual.astype(LONG) - exact).max() <= 6 * np.finfo(actual.dtype).eps
+    # 5 ulp of a logarithm below 2.4 in size, where an ulp is at most 2 eps.
+    assert np.abs(actual.astype(LONG) - exact).max() <= 10 * np.finfo(actual.dtype).eps
 
 
 def test_init_gives_the_weights_back():
@@ -284,7 +278,7 @@ def test_init_gives_the_weights_back():
     x = np.clip(x, -1, 1)
     v = nq.adaround_init(x, scale)
     soft = nq.adaround_soft(x, v, scale, zero_point, -128, 127)
-    # h differs from the fraction by at most 8 eps (V's 6 eps times the slope of 0.3, and what
+    # h differs from the fraction by at most 8 eps (V's 10 eps times the slope of 0.3, and what
     # `test_soft` says of h), and codes are below 8.
     np.testing.assert_allclose(soft, x, rtol=0, atol=scale * 24 * np.finfo(dtype).eps)
     nearest = np.floor(x / dtype(scale) + dtype(0.5)) * dtype(scale)
@@ -363,9 +357,9 @@ def test_regularizer_backward(beta, precision):
     exact = oracle.adaround_regularizer_backward(v, beta, 0.25)
     assert (actual[exact == 0] == 0).all()
     # Of 2.4 beta |d|**(beta - 1) sigma (1 - sigma) <= 0.6 beta: the power's 4 eps, beta - 1 times
-    # the 6 eps of d, 40 eps of the sigmoids (see `test_soft_backward`), and of the products.
+    # the 6 eps of d, 46 eps of the sigmoids (see `test_soft_backward`), and of the products.
     eps = np.finfo(precision).eps
-    assert np.abs(actual - exact).max() <= 0.25 * 0.6 * beta * (4 + 6 * beta + 40) * eps
+    assert np.abs(actual - exact).max() <= 0.25 * 0.6 * beta * (4 + 6 * beta + 46) * eps
 
 
 def test_the_gradient_is_the_slope_of_the_sum():

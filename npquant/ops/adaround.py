@@ -172,7 +172,7 @@ def adaround_soft(
     PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
     ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
 
-    The sigmoid is within 3 ulp; all else has PyTorch's bits.
+    The sigmoid is within 2**-23, or 2**-52 of float64; all else has PyTorch's bits.
 
     References
     ----------
