@@ -76,9 +76,6 @@ WIDE_DIVISIONS = {
     ),
 }
 
-#: Kernels that keep elements in a thread's own memory, and why.
-LOCAL = {"adaround_regularizer_backward": "its power is too long for the compiler to unroll"}
-
 #: Kernels whose formulas call primitives.fma.
 FUSED = (
     "adam",
@@ -178,7 +175,7 @@ def faults(name, kernel, key, cc):
     """What is wrong with the code of a kernel that a public one of this name came to."""
     text, found = opcodes(kernel, key, cc)
     wrong = {
-        "local memory": 0 if name in LOCAL else len(re.findall(r"\.local\b", text)),
+        "local memory": len(re.findall(r"\.local\b", text)),
         "a call": count(found, r"call.*"),
         "an approximation": count(found, r".*\.(approx|full|ftz).*"),
         # Without .rn the assembler may fuse a product and a sum.
@@ -247,16 +244,15 @@ def test_vectors_are_of_16_bytes(launches):
 
 def test_exceptions_are_needed(launches):
     """No name stays in a table that does not need it."""
-    needed = {"float64": set(), "local": set(), "division": set(), "fused": set()}
+    needed = {"float64": set(), "division": set(), "fused": set()}
     for name, some in launches.items():
         for kernel, key in some:
-            text, found = opcodes(kernel, key, GENERATIONS[-1])
+            _, found = opcodes(kernel, key, GENERATIONS[-1])
             if "wide" not in words(key):
                 needed["float64"] |= {name} if count(found, r".*f64.*") else set()
-            needed["local"] |= {name} if ".local" in text else set()
             needed["division"] |= {kernel.name} if count(found, r"(div|rem)\.[su]64") else set()
             needed["fused"] |= {name} if count(found, r"fma\.rn\.f(32|64)") else set()
-    tables = {"local": LOCAL, "division": WIDE_DIVISIONS, "fused": FUSED}
+    tables = {"division": WIDE_DIVISIONS, "fused": FUSED}
     assert {what: set(table) - needed[what] for what, table in tables.items()} == {
         what: set() for what in tables
     }
