@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
+from numba.extending import intrinsic, register_jitable
 
 from npquant.cpu import table
+from npquant.cpu.storage import overload
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
@@ -29,6 +30,8 @@ Array = np.ndarray[Any, Any]
 SHORT = 16
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest.
 BLOCK, LONG = 32, 512
+#: Longer ones begin at a line of the cache, as vectors that lie in two take twice as long to load.
+LINE = 64
 _OF_BLOCKS = np.uintp(2**64 - BLOCK)
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
@@ -79,6 +82,8 @@ class Elementwise:
             c = row % channels
             while begin < end:
                 m = min(inner - skip, end - begin)
+                if m > LONG:
+                    m = to_line(x, begin) or m
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 # An unsigned index is not checked for wrap-around, so the loop is vectorised.
                 base = np.uintp(begin)
@@ -87,8 +92,10 @@ class Elementwise:
                     store(y, base + k, value)
                     store(mask, base + k, inside)
                 begin += m
-                skip = 0
-                c = c + 1 if c + 1 < channels else 0
+                skip += m
+                if skip == inner:
+                    skip = 0
+                    c = c + 1 if c + 1 < channels else 0
 
         def blocks(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -221,6 +228,30 @@ class ElementwiseOfSeveral(Elementwise):
             self._flat(
                 channels, inner or n, first, tuple(x), scale, zero_point, constants, precision, v
             )
+
+
+def to_line(x: Any, i: Any) -> int:
+    """How many elements from `i` on lie before a line of the cache begins: of `x`, or its first."""
+    return 0
+
+
+@intrinsic
+def _to_line(context: Any, x: Any, i: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, i = args
+        size = context.get_abi_sizeof(context.get_data_type(x.dtype))
+        data = context.make_array(x)(context, builder, array).data
+        place = builder.add(builder.udiv(builder.ptrtoint(data, i.type), i.type(size)), i)
+        return builder.and_(builder.neg(place), i.type(LINE // size - 1))
+
+    return types.intp(x, types.intp), codegen
+
+
+@overload(to_line)
+def _of_to_line(x, i):
+    if isinstance(x, types.BaseTuple):
+        return lambda x, i: _to_line(x[0], i)  # type: ignore[call-arg]
+    return lambda x, i: _to_line(x, i)  # type: ignore[call-arg]
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:

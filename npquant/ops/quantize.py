@@ -220,7 +220,8 @@ def dequantize_per_tensor(
             scale, zero_point, quant_min, quant_max, q.dtype, result, type(q)
         )
     y = checks.output(out, q, result, ("scale", "zero_point"), (scale, zero_point))
-    _dequantize(layout.PER_TENSOR, q, *numbers, y)
+    s, z, constants, names = numbers
+    _dequantize(layout.PER_TENSOR, q, s, z, constants, names, y)
     return y
 
 
