@@ -3,6 +3,8 @@
 Sums are compared bit for bit too: the oracle adds in the order that docs/numerics.md promises.
 """
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import npquant as nq
 import oracle
 from calls import CALLS, PARAMETERS, arguments
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
+from npquant.formulas import quantize as formulas
 
 F16, BF16, F32, F64 = FLOATS
 #: Those first that a default run pairs with everything.
@@ -174,6 +177,50 @@ def test_quantize_per_token_and_group(dtype, scale_dtype):
             wide = x.reshape(2, -1)
             grouped = s.reshape(2, 3), zero_points.reshape(2, 3)
             agree("quantize_per_channel_group", wide, *grouped, *bounds, target, 256)
+
+
+def beside_ties(scale, least, most, n, rng):
+    """Values a few float32 beside ties, so many codes from 0."""
+    k = rng.integers(least, max(most, least + 1), n) * rng.choice([-1, 1], n)
+    steps = rng.integers(1, 5, n) * rng.choice([-1, 1], n)
+    return (((k + 0.5) * scale).astype(F32).view(np.int32) + steps.astype(np.int32)).view(F32)
+
+
+@pytest.mark.parametrize("target", **named((np.int8, np.uint8, np.int16, ml_dtypes.int4)))
+def test_float64_scales_are_guessed_in_float32(target):
+    """Runs in which no value is too near to a tie to be sure of, and runs in which one is.
+
+    Scales that float32 does not hold, and zero points that are too large or no integers.
+    """
+    rng = np.random.default_rng(0)
+    lo, hi = BOUNDS[target]
+    some = *rng.uniform(1e-3, 2, 5), 1e-30, 1e30, 1e-42, 1e-300, 1e300
+    scales = np.array([0.1, 1 / 3, 0.5, *some])
+    zeros = 0, 3, lo, hi, 2**18, -(2**20) - 7, 2**31 - 1, 0.5, 1e-9, -7.25
+    for inner, z in itertools.product((128, 512, 1300), zeros):
+        with np.errstate(over="ignore"):
+            normal = rng.normal(0, (hi - lo) / 4, (len(scales), inner)) * scales[:, None]
+            kinds = [
+                normal.astype(F32),
+                np.stack([beside_ties(s, 16, hi - lo, inner, rng) for s in scales]),
+                np.stack([beside_ties(s, 0, 16, inner, rng) for s in scales]),
+                np.stack([np.resize(cases.inputs(F32, s, lo, hi), inner) for s in scales]),
+            ]
+        zero_points = np.full(len(scales), z, np.int64 if z == int(z) else np.float64)
+        for x in kinds:
+            agree("quantize_per_token", x, scales, zero_points, lo, hi, target, note=(inner, z))
+
+
+def test_a_guess_is_sure_of_nearly_all():
+    """Else the test above says nothing of it."""
+    rng = np.random.default_rng(0)
+    bounds = np.float32(-128), np.float32(127), np.float32(0)
+    x, y = rng.normal(0, 50, 2000).astype(np.float32), np.empty(1, np.int8)
+    p = formulas.split_inverse(x, np.float64(0.3), np.int64(3), bounds, y)
+    sure = [formulas.guess(v, p, bounds, y)[1] < formulas.SURE for v in x]
+    assert np.mean(sure) > 0.99
+    for v in (np.float32(np.nan), np.float32(0.45)):  # 1.5 codes but for a rounding
+        assert formulas.guess(v, p, bounds, y)[1] >= formulas.SURE
 
 
 @pytest.mark.parametrize("dtype", **named((F16, BF16)))

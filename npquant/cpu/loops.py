@@ -20,6 +20,7 @@ from numba.extending import intrinsic, register_jitable
 from npquant.cpu import table
 from npquant.cpu.storage import overload
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type
+from npquant.formulas.quantize import SURE
 from npquant.cpu.walk import pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, each, store
@@ -62,6 +63,8 @@ class Elementwise:
     work : int
         What an element costs, as a `Kernel` has it.
     """
+
+    _guesses = None
 
     def __init__(
         self,
@@ -210,9 +213,68 @@ class Elementwise:
                 kernel, grain = self._periods, _grain(channels * inner)
             elif inner <= LONG and not (inner % BLOCK or first % inner or n % inner):
                 kernel, items, grain = self._blocks, n // inner, GRAIN // inner
+        if (
+            self._guesses is not None
+            and inner >= LONG // 4
+            and type(scale) is np.ndarray
+            and scale.dtype == np.float64
+            and x.dtype == np.float32
+            and y.dtype in (np.int8, np.uint8, np.int16)
+        ):
+            kernel, items, grain = self._guesses, n, GRAIN
         args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
+
+
+class Guessed(Elementwise):
+    """An op whose codes float32 knows where PyTorch's rule is float64, but for a few near ties.
+
+    Parameters
+    ----------
+    parameters, element : callable
+        As of `Elementwise`.
+    split, guess : callable
+        The same of float32 data and a float64 scale; ``guess(...) -> (code, rest)``, and codes are
+        sure where the rest is below `SURE`.
+    """
+
+    def __init__(
+        self, parameters: Callable[..., Any], element: Callable[..., Any],
+        split: Callable[..., Any], guess: Callable[..., Any],
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, element)
+
+        def guesses(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """As `runs`, in pieces: one that holds a code that is not sure is done once more."""
+            constants = lo, hi, nan
+            while begin < end:
+                row = (first + begin) // inner
+                m = min((row + 1) * inner - first - begin, end - begin, LONG)
+                m = to_line(x, begin) or m if m == LONG else m
+                c = row % channels
+                base, far = np.uintp(begin), np.int32(0)
+                p = split(x, scale[c], zero_point[c], constants, y)
+                for k in range(np.uintp(m)):
+                    code, rest = guess(x[base + k], p, constants, y)
+                    store(y, base + k, code)
+                    far = max(far, rest)
+                if far >= SURE:
+                    p_ = parameters(x, scale[c], zero_point[c], constants, y)
+                    for k in range(np.uintp(m)):
+                        code, _ = element(x[base + k], p_, constants, y)
+                        store(y, base + k, code)
+                begin += m
+
+        self._guesses = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
+
+    def _kernel(self, x: Any, types_: Any, y: Array, inner: int) -> Kernel:
+        wide = types_[0] == np.float64 and x.dtype == np.float32
+        guessed = wide and inner >= LONG // 4 and y.dtype in GUESSED
+        return self._guesses if guessed else self._runs
 
 
 class ElementwiseOfSeveral(Elementwise):

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import formula, reciprocal
-from npquant.primitives import code_of, item, like, over, plus, rounded_code, times, widen
+from npquant.primitives import (
+    bits,
+    code_of,
+    fma,
+    item,
+    like,
+    over,
+    plus,
+    rint,
+    rounded_code,
+    times,
+    widen,
+)
 
 # --- quantized_decomposed: quantize -------------------------------------------------------------
 
@@ -43,6 +55,45 @@ def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
     lo, hi, nan = constants
     t = widen(plus(times(x, inverse), zero_point))
     return rounded_code(t, None, lo, hi, nan, item(y)), True
+
+
+#: Added to a float32 between -2**22 and 2**22, it leaves an integer in the last bits.
+_MIDDLE = np.float32(1.5 * 2**23)
+#: As far as this from an integer, rounding is sure: errors are 2**-24 of two roundings, and up to
+#: 2**-22 of a reciprocal that is subnormal. The bits of a float32, which grow as it does.
+SURE = np.float32(0.5 - 2.0**-21).view(np.int32)
+#: From here on a code is too large for `_MIDDLE`.
+_FAR = np.float64(2.0**20)
+
+
+@formula
+def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `guess`: a float64 reciprocal as two float32, and the values of x
+    at which codes are cut off, a quarter beyond the last ones."""
+    lo, hi, _ = constants
+    inverse, z = reciprocal(scale), np.float64(zero_point)
+    high, least, most = np.float32(inverse), lo - z, hi - z
+    low = np.float32(inverse - high)
+    fits = (least > -_FAR) & (most < _FAR) & (z == rint(z))
+    high = high if fits else np.float32(np.nan)
+    return (
+        high, low, np.float32((least - 0.25) * scale), np.float32((most + 0.25) * scale),
+        np.int32(z if fits else 0.0),
+    )  # fmt: skip
+
+
+@formula
+def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """What `quantize_zero_first` gives of a float64 scale, mostly, and how far it is from an integer.
+
+    It is that below `SURE`, and only then: NaN is not.
+    """
+    high, low, least, most, z = p
+    x = least if x < least else x
+    x = most if x > most else x
+    t = fma(x, high, _MIDDLE)
+    rest = fma(x, low, fma(x, high, -(t - _MIDDLE)))
+    return np.int32(bits(t) + z), bits(abs(rest))
 
 
 @formula
