@@ -302,8 +302,8 @@ FAULTS = (
           "a bound of a dtype", QUANTIZE),
     # --- kernels ----------------------------------------------------------------------------------
     Fault("cpu/reduce.py",
-          "add_columns(lanes, row % LANES * (2 * pitch), terms, pitch)",
-          "add_columns(lanes, row // 256 % LANES * (2 * pitch), terms, pitch)",
+          "add_columns(lanes, row * inner % LANES * width, ",
+          "add_columns(lanes, row * inner // 256 % LANES * width, ",
           "a sum in another order", SUMS),
     Fault("cpu/reduce.py",
           "terms, r * n, e % LANES, n)",
