@@ -54,7 +54,7 @@ BLOCK = 256
 LINE = 1024
 # Both with room for the zeros after the last.
 _BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
-#: Rows that are fetched ahead, where those of a block lie apart.
+#: Rows that are fetched ahead, where they are long or those of a block lie apart.
 AHEAD = 2
 
 
@@ -331,7 +331,7 @@ class Gradients:
                 stop = min(count, (tile + 1) * TILE) // inner
                 for row in range(tile * TILE // inner, stop, rows):
                     base = np.uintp((row * channels + c) * inner)
-                    if width < channels and row + AHEAD < stop:
+                    if rows == 1 and row + AHEAD < stop:
                         ahead = base + np.uintp(AHEAD * channels * inner)
                         fetch(g, ahead, line)
                         fetch(x, ahead, line)
