@@ -511,7 +511,7 @@ def test_sums_follow_the_tree(shape, axis):
 
 #: Shapes on both sides of every constant by which channels that lie side by side are cut.
 BESIDE = (
-    *((33, n) for n in (2, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129)),  # STRIP: rows of a run
+    *((33, n) for n in (2, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129)),  # RUN: some rows
     *((50, n) for n in (255, 256, 257, 511, 513, 1000, 4096)),  # BLOCK: one, two, sixteen
     *((rows, n) for rows in (4095, 4096, 4097, 8200) for n in (2, 17)),  # TILE
     *((4097, n) for n in (65, 257)),

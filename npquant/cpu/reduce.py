@@ -50,8 +50,8 @@ TILE = 4096
 STRIP = 256
 #: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
 BLOCK = 256
-#: Elements of a row of a block at most, where channels lie side by side.
-LINE = 1024
+#: Elements of a row of a block at most, where channels lie side by side, and of some rows at least.
+LINE, RUN = 1024, 128
 # Both with room for the zeros after the last.
 _BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
 #: Rows that are fetched ahead, where they are long or those of a block lie apart.
@@ -323,7 +323,7 @@ class Gradients:
                 width = min(block, channels - c)
                 line = width * inner
                 rows = 1  # that are one run of elements
-                while width == channels and 2 * rows * line <= STRIP:
+                while width == channels and rows * line < RUN:
                     rows *= 2
                 table.fill(columns, c * inner, rows * line, parameters, x, scale, zero_point,
                            channels, inner, constants, y)  # fmt: skip
