@@ -130,7 +130,7 @@ FAULTS = (
           "shift = np.float32(0)",
           "the reciprocal of the slope dropped", LEARNABLE),
     Fault("formulas/learnable.py",
-          "shift = np.float32(0) if inside else (g * -scale) * factor",
+          "shift = np.float32(0) if inside else (g * scale) * -factor",
           "shift = np.float32(0) if inside else (g * scale) * factor",
           "the gradient of the zero point with the wrong sign", LEARNABLE),
     Fault("formulas/learnable.py",
