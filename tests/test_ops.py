@@ -6,6 +6,7 @@ Sums are compared bit for bit too: the oracle adds in the order that docs/numeri
 import itertools
 
 import ml_dtypes
+import numba
 import numpy as np
 import pytest
 
@@ -567,6 +568,48 @@ def test_sums_follow_the_tree(shape, axis):
         agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, s, z, -8, 7)
     else:
         agree("fake_quantize_learnable_per_channel_affine_backward", g, x, s, z, axis, -8, 7)
+
+
+#: Shapes on both sides of every constant by which channels that lie side by side are cut.
+BESIDE = (
+    *((33, n) for n in (2, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129)),  # RUN: some rows
+    *((50, n) for n in (255, 256, 257, 511, 513, 1000, 4096)),  # BLOCK: one, two, sixteen
+    *((rows, n) for rows in (4095, 4096, 4097, 8200) for n in (2, 17)),  # TILE
+    *((4097, n) for n in (65, 257)),
+    *((10_000 // inner, 3, inner) for inner in (2, 4, 8, 16)),  # lanes of a row
+    *((21, 1024 // inner + k, inner) for inner in (2, 4, 8, 16) for k in (-1, 0, 1)),  # LINE
+    *((16, 70, inner) for inner in (15, 16, 17, 31, 32)),
+    *((n, 65, 16) for n in (1, 2, 3)), *((n, 65) for n in (1, 2, 15, 16, 17, 31)),  # few rows
+)  # fmt: skip
+
+#: The same for channels that are runs: GRAIN and TILE, of a run and of a block, and STRIP.
+RUNS = (
+    *((3, 70, n) for n in (233, 234, 235, 255, 256, 257)), (2, 65, 127), (9, 300, 49),
+    *((3, 5, n) for n in (4095, 4096, 4097, 16_385)), (40, 70, 32), (1, 300, 24), (3, 1, 3000),
+    (9000, 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [
+    1,
+    pytest.param(2, marks=pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2,
+                                             reason="Numba has one thread here")),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", BESIDE + RUNS, ids=str)
+def test_sums_of_channels_however_they_are_cut(shape, threads, monkeypatch):
+    if threads > 1:  # segments of a task or a few
+        monkeypatch.setattr("npquant.cpu.target.PARALLEL_FROM", 0)
+        monkeypatch.setattr("npquant.cpu.target.GRAIN", 256)
+    rng = np.random.default_rng(11)
+    x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
+    g = np.ldexp(g, rng.integers(-30, 30, shape))
+    s, z = rng.uniform(0.1, 0.4, shape[1]), rng.normal(size=shape[1])
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        agree("fake_quantize_learnable_per_channel_affine_backward", g, x, s, z, 1, -8, 7)
+    finally:
+        numba.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),

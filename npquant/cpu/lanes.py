@@ -33,14 +33,14 @@ def add_terms(lanes: Any, at: Any, terms: Any, first: Any, place: Any, n: Any) -
             lanes[at + s * LANES + (place + k) % LANES] += values[first + k]
 
 
-def add_columns(lanes: Any, at: Any, terms: Any, n: Any) -> None:
-    """Add `n` terms of each sum, a multiple of LANES, to as many lanes, one term to each.
+def add_columns(lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> None:
+    """Add `n` terms of each sum: the k-th goes to lane at + k % width.
 
-    The lanes of the sums follow one another from `at` on.
+    The lanes of the sums lie `width` apart; `n` and `width` are multiples of LANES.
     """
     for s, values in enumerate(terms):
         for k in range(n):
-            lanes[at + s * n + k] += values[k]
+            lanes[at + s * width + k % width] += values[k]
 
 
 def folded(lanes: Any, at: Any, terms: Any) -> Any:
@@ -178,21 +178,27 @@ def _add_terms(
 
 
 @intrinsic
-def _add_columns(context: Any, lanes: Any, at: Any, terms: Any, n: Any) -> Any:
+def _add_columns(context: Any, lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to, at, terms_, n = args
+        to, at, width, terms_, n = args
         data, index = _data(context, builder, lanes, to), at.type
-        for s, kind in enumerate(terms):
-            values = _data(context, builder, kind, builder.extract_value(terms_, s))
-            home = builder.add(at, builder.mul(n, index(s)))
-            each = context.get_value_type(kind.dtype)
-            with cgutils.for_range_slice(builder, index(0), n, index(LANES), index) as (k, _):
-                row = _Sum(builder, data, builder.add(home, k), values, each)
-                row.add(k)
-                row.store()
+        end = builder.select(builder.icmp_signed("<", n, width), n, width)
+        with cgutils.for_range_slice(builder, index(0), end, index(LANES), index) as (k, _):
+            sums = []
+            for s, kind in enumerate(terms):
+                values = _data(context, builder, kind, builder.extract_value(terms_, s))
+                home = builder.add(builder.add(at, k), builder.mul(width, index(s)))
+                each = context.get_value_type(kind.dtype)
+                sums.append(_Sum(builder, data, home, values, each))
+            with cgutils.for_range_slice(builder, k, n, width, index) as (first, _):
+                for each in sums:
+                    each.add(first)
+            for each in sums:
+                each.store()
         return context.get_dummy_value()
 
-    return types.void(lanes, types.intp, terms, types.intp), codegen
+    index = types.intp
+    return types.void(lanes, index, index, terms, index), codegen
 
 
 @intrinsic
@@ -242,8 +248,8 @@ def _of_add_terms(lanes, at, terms, first, place, n):
 
 
 @overload(add_columns, **_inlined)
-def _of_add_columns(lanes, at, terms, n):
-    return lambda lanes, at, terms, n: _add_columns(lanes, at, terms, n)  # type: ignore[call-arg]
+def _of_add_columns(lanes, at, width, terms, n):
+    return lambda lanes, at, width, terms, n: _add_columns(lanes, at, width, terms, n)  # type: ignore[call-arg]
 
 
 @overload(folded, **_inlined)

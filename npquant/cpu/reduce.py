@@ -26,7 +26,7 @@ from npquant.cpu.lanes import (
     local,
 )
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import channel_pieces, plain
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
@@ -47,11 +47,14 @@ Array = np.ndarray[Any, Any]
 
 TILE = 4096
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
-STRIP = 512
+STRIP = 256
 #: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
 BLOCK = 256
-_BLOCK_OF_LANES = BLOCK * 2 * LANES
-#: Rows that are fetched ahead, where those of a block lie apart.
+#: Elements of a row of a block at most, where channels lie side by side, and of some rows at least.
+LINE, RUN = 1024, 128
+# Both with room for the zeros after the last.
+_BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
+#: Rows that are fetched ahead, where they are long or those of a block lie apart.
 AHEAD = 2
 
 
@@ -214,13 +217,19 @@ def _clear(lanes: Any, n: Any) -> None:
 
 
 @register_jitable
-def _fold(lanes: Any, width: Any) -> None:
-    """As `folded`, of lanes that are rows of `width`: row i takes row i + h."""
-    h = LANES // 2 * width
-    while h >= width:
+def _fold(lanes: Any, at: Any, width: Any, inner: Any) -> None:
+    """As `folded`, of the lanes of `width` channels, `inner` of each side by side, row by row."""
+    first, h = np.uintp(at), LANES // 2 * width
+    while h >= width * inner:  # row i takes row i + h
         half = np.uintp(h)
         for k in range(half):
-            lanes[k] += lanes[half + k]
+            lanes[first + k] += lanes[first + half + k]
+        h //= 2
+    h = inner // 2
+    while h:
+        for k in range(0, width * inner, inner):
+            for i in range(k, k + h):
+                lanes[at + i] += lanes[at + i + h]
         h //= 2
 
 
@@ -299,34 +308,48 @@ class Gradients:
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """The same where `inner` is 1: the channels of a block side by side, row after row."""
+            """The same where `inner` divides LANES: row after row of a block, all channels at once.
+
+            So a term's place in LANES // inner rows is its lane of its channel.
+            """
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
-            terms = local(BLOCK, factor), local(BLOCK, factor)
+            terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
             tiles = sums.shape[2]
             for task in range(begin, end):
                 c, tile = task // tiles * block, task % tiles
                 width = min(block, channels - c)
-                table.fill(columns, c, width, parameters, x, scale, zero_point,
-                           channels, 1, constants, y)  # fmt: skip
-                pitch = (width + LANES - 1) // LANES * LANES
-                _clear(lanes, pitch * 2 * LANES)
-                for row in range(tile * TILE, min(count, (tile + 1) * TILE)):
-                    base = np.uintp(row * channels + c)
-                    if row + AHEAD < count:
-                        fetch(g, base + np.uintp(AHEAD * channels), width)
-                        fetch(x, base + np.uintp(AHEAD * channels), width)
-                    for k in range(np.uintp(width)):
+                line = width * inner
+                rows = 1  # that are one run of elements
+                while width == channels and rows * line < RUN:
+                    rows *= 2
+                table.fill(columns, c * inner, rows * line, parameters, x, scale, zero_point,
+                           channels, inner, constants, y)  # fmt: skip
+                _clear(lanes, 2 * LANES * width)
+                stop = min(count, (tile + 1) * TILE) // inner
+                for row in range(tile * TILE // inner, stop, rows):
+                    base = np.uintp((row * channels + c) * inner)
+                    if rows == 1 and row + AHEAD < stop:
+                        ahead = base + np.uintp(AHEAD * channels * inner)
+                        fetch(g, ahead, line)
+                        fetch(x, ahead, line)
+                    n = min(rows, stop - row) * line
+                    for k in range(np.uintp(n)):
                         v, p = g[base + k], table.take(columns, k, kind)
                         inside, slope, shift = element(v, x[base + k], p, constants)
                         store(y, base + k, masked(v, inside))
                         terms[0][k], terms[1][k] = slope, shift
-                    add_columns(lanes, row % LANES * (2 * pitch), terms, pitch)
-                _fold(lanes, 2 * pitch)
-                for k in range(width):
-                    sums[0, c + k, tile], sums[1, c + k, tile] = lanes[k], lanes[pitch + k]
+                    for k in range(np.uintp(LANES)):  # a zero changes no sum
+                        terms[0][np.uintp(n) + k] = terms[1][np.uintp(n) + k] = 0
+                    n = (n + LANES - 1) // LANES * LANES
+                    add_columns(lanes, row * inner % LANES * width, LANES * width, terms, n)
+                for s in range(2):
+                    at = s * LANES * width
+                    _fold(lanes, at, width, inner)
+                    for k in range(width):
+                        sums[s, c + k, tile] = lanes[at + k * inner]
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
@@ -368,9 +391,17 @@ class Gradients:
     ) -> None:  # fmt: skip
         channels, inner = layout
         n = x.size
-        beside = inner == 1 and channels > 1
-        block = min(BLOCK, channels, BLOCK if beside else max(1, TILE // inner))
-        args = (block, channels, inner, n // channels, grad, x, scale, zero_point, *constants, y,
+        count = n // channels
+        if channels == 1:
+            inner = n
+        beside = inner < count and LANES % inner == 0
+        if beside:
+            parts = -(-channels // min(BLOCK, LINE // inner))
+            block = -(-channels // (parts * LANES)) * LANES if parts > 1 else channels
+        else:
+            # Neighbours are read on to, but a run that fills a tile is read on by itself.
+            block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+        args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
                 sums)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
         kernel = self._beside if beside else self._runs

@@ -94,7 +94,7 @@ def gradients(g: Any, x: Any, t: Any, p: Any, constants: Any) -> Any:
     steps = q - zero_point
     slope = g * (fma(steps, scale, -x) if inside else steps)
     slope = slope * inverse if inside else slope
-    shift = np.float32(0) if inside else (g * -scale) * factor
+    shift = np.float32(0) if inside else (g * scale) * -factor
     return inside, slope * factor, shift
 
 
