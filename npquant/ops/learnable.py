@@ -102,10 +102,10 @@ def fake_quantize_learnable_per_tensor_affine(
         s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
-    constants, code = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
+    constants, names = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
     y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
     kernel = backend.of(x).fake_quantize_learnable_per_tensor
-    kernel(layout.PER_TENSOR, x, s, z, constants, ("float32", "float32", code), y)
+    kernel(layout.PER_TENSOR, x, s, z, constants, names, y)
     return y
 
 
@@ -810,11 +810,11 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
 @checks.remembered
 def _constants(
     dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any
-) -> tuple[tuple[int, int, int], str]:
-    """The constants of a forward and their precision; it only checks the factor."""
+) -> tuple[tuple[int, int, int], tuple[str, str, str]]:
+    """The constants of a forward and the precisions; it only checks the factor."""
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     checks.finite(grad_factor, "grad_factor", kind)
-    return (lo, hi, 0), checks.precision(dtype, lo, hi)
+    return (lo, hi, 0), ("float32", "float32", checks.precision(dtype, lo, hi))
 
 
 @checks.remembered
@@ -837,10 +837,9 @@ def _forward(
 ) -> Array:  # fmt: skip
     granularity, shapes = plan
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
-    constants, code = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
+    constants, names = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
     y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
-    kernel = backend.of(x).fake_quantize_learnable
-    kernel(granularity, x, s, z, constants, ("float32", code, code), y)
+    backend.of(x).fake_quantize_learnable(granularity, x, s, z, constants, names, y)
     return y
 
 
