@@ -44,6 +44,8 @@ IN_FLOAT64 = {
             "choose_fbgemm",
             "choose_fbgemm_symmetric",
             "choose_symmetric",
+            "fused_fbgemm",
+            "fused_fbgemm_symmetric",
             "observe_fbgemm",
             "observe_fbgemm_symmetric",
         ),
