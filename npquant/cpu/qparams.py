@@ -96,11 +96,12 @@ class Choose:
         """Write to `scale` and `zero_point`; `precision` names the type of `eps`."""
         n = least.size
         lo, hi = bounds
-        args = (least, greatest, lo, hi, eps, middle, scale, zero_point)
         key = (least.dtype, precision, scale.dtype, zero_point.dtype)
         if n < GRAIN:  # which leaves nothing to decide
-            self._kernel.serial[key](0, n, *args)
+            choose = self._kernel.serial[key]
+            choose(0, n, least, greatest, lo, hi, eps, middle, scale, zero_point)
         else:
+            args = (least, greatest, lo, hi, eps, middle, scale, zero_point)
             self._kernel(n, n, args, key)
 
 

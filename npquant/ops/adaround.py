@@ -600,10 +600,9 @@ def adaround_regularizer_backward(
     else:
         w = checks.finite(weight, "weight", type(v))
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight))
-    name = v.dtype.name
-    backend.of(v).adaround_regularizer_backward(
-        layout.PER_TENSOR, v, b, w, (0, 0, 0), (name, name, name), y
-    )
+    _, names = _COMPUTED[v.dtype]
+    kernel = backend.of(v).adaround_regularizer_backward
+    kernel(layout.PER_TENSOR, v, b, w, (0, 0, 0), names, y)
     return y
 
 

@@ -453,17 +453,18 @@ def _determine(
     A range without axes does not promote the float32 `eps` that it meets; a vector does.
     """
     name, bounds, middle = scheme
-    precision = "float64" if vector and least.dtype == dtypes.float64 else "float32"
+    precision = "float32"
+    if vector and least.dtype == dtypes.float64:
+        precision, eps = "float64", _narrowed(eps)
     shape = (least.size if vector else 1,)
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
     choose = getattr(backend.of(x), name)
-    choose(least, greatest, bounds, _narrowed(eps), middle, precision, scale, z)
+    choose(least, greatest, bounds, eps, middle, precision, scale, z)
     return scale, z
 
 
-@checks.remembered
 def _narrowed(eps: float) -> float:
-    """`eps` as the float32 that PyTorch makes of it."""
+    """`eps` as the float32 that PyTorch makes of it, as does the kernel of that precision."""
     with np.errstate(over="ignore"):
         return float(np.float32(eps))
 
