@@ -48,7 +48,9 @@ NUMBERS: dict[str, Any] = {
 
 
 class Elementwise:
-    """x, qparams -> y and perhaps a mask, one element at a time.
+    """x, qparams -> y and perhaps a mask, one element at a time: the kernel is `run`.
+
+    A method is called with less ado than an object.
 
     Parameters
     ----------
@@ -140,7 +142,7 @@ class Elementwise:
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
         self._periods = Kernel(periods, f"{name}_periods", _signature, work)
 
-    def __call__(
+    def run(
         self,
         granularity: Granularity,
         x: Array,
@@ -175,7 +177,7 @@ class Elementwise:
                     entry(0, n, 0, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
                     return
         if precision[2] == "wide" and self._wide is not None:
-            self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
+            self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask)
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
@@ -213,7 +215,7 @@ class Elementwise:
 class ElementwiseOfSeveral(Elementwise):
     """The same for several arrays of one shape: x is a tuple of them, and one of their elements."""
 
-    def __call__(  # type: ignore[override]
+    def run(  # type: ignore[override]
         self, granularity: Granularity, inputs: tuple[Array, ...], scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
     ) -> None:  # fmt: skip

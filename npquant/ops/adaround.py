@@ -468,10 +468,8 @@ def adaround_codes(
     array([[ 0,  1],
            [-2,  7]], dtype=int8)
     """
-    x, target = checks.floats(input), dtypes.integer_target(dtype)
-    checks.bounds_of(quant_min, quant_max, target, type(x))
-    return _called("adaround_codes", x, V, scale, zero_point, quant_min, quant_max, axis,
-                   group_size, out, target)  # fmt: skip
+    return _rounded("adaround_codes", input, V, scale, zero_point, quant_min, quant_max, axis,
+                    group_size, out, dtypes.integer_target(dtype))  # fmt: skip
 
 
 def adaround_regularizer(V: Array, beta: float) -> Array:
@@ -614,7 +612,7 @@ _PRECISIONS = (dtypes.float32, dtypes.float64)
 _ONE = (1,), ()
 #: What `out` must be apart from.
 _QPARAMS = "scale", "zero_point"
-_SCALE = ("scale",)
+_SCALE, _ALL = ("scale",), ("V", *_QPARAMS)
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.
 _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
 
@@ -640,9 +638,11 @@ def _granularity(
 @checks.remembered
 def _plan(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
-    axis: Any, group_size: Any,
+    axis: Any, group_size: Any, target: dtypes.DType | None = None,
 ) -> tuple[Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str]]:  # fmt: skip
     """As `_granularity`, with constants, the last of them what a NaN becomes among codes."""
+    if target is not None:
+        checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     name = checks.rounded_bounds(lo, hi, dtype)
     constants = lo, hi, min(max(0, lo), hi)
@@ -691,23 +691,15 @@ def _decider(value: Any, x: Array) -> Array:
 
 
 def _rounded(
-    kernel: str, input: Any, v: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
-    axis: Any, group_size: Any, out: Any,
+    kernel: str, input: Any, V: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
+    axis: Any, group_size: Any, out: Any, target: dtypes.DType | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
-    return _called(kernel, x, v, scale, zero_point, quant_min, quant_max, axis, group_size, out,
-                   x.dtype)  # fmt: skip
-
-
-def _called(
-    kernel: str, x: Array, V: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
-    axis: Any, group_size: Any, out: Any, dtype: dtypes.DType,
-) -> Array:  # fmt: skip
     v = _decider(V, x)
     granularity, shapes, constants, names = _plan(
-        x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size
+        x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size, target
     )
     s, z = _qparams(x, scale, zero_point, shapes, constants)
-    y = checks.output(out, x, dtype, ("V", *_QPARAMS), (v, scale, zero_point))
+    y = checks.output(out, x, target or x.dtype, _ALL, (v, scale, zero_point))
     getattr(backend.of(x), kernel)(granularity, (x, v), s, z, constants, names, y)
     return y
