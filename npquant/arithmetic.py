@@ -58,6 +58,8 @@ def empty(like: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 def flat(a: Array) -> Array:
     """`a` with one axis."""
+    if isinstance(a, np.ndarray):
+        return a.reshape(-1)
     return reshape(a, (math.prod(kind(a)[0]),))
 
 
@@ -104,7 +106,7 @@ def minimum(a: Array, b: Array) -> Array:
 def without_negative_zero(a: Array) -> Array:
     """a + 0: -0.0 becomes 0.0."""
     if isinstance(a, np.ndarray):
-        return a + a.dtype.type(0)
+        return a + np.zeros((), a.dtype)
     return _by_kernel("add_number", a, number=0.0)
 
 
@@ -122,6 +124,8 @@ def rounded(a: Array, lo: int, hi: int, dtype: Any) -> Array:
 
 def astype(a: Array, dtype: Any) -> Array:
     """`a` in another dtype, a new array unless it has it already."""
+    if type(a) is np.ndarray and a.dtype is dtype:
+        return a
     found = checks.cast(checks.array(a, "a"), np.dtype(dtype))
     return found if isinstance(found, np.ndarray) else found.owner
 

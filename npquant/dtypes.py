@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any, Final
 
 import ml_dtypes
@@ -47,6 +48,9 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
     float8_e5m2: (-57344, 57344),
 }
 
+#: Integers up to here, and their differences, are exact in float32 and in float64.
+EXACT32, EXACT64 = 2**23, 2**52
+
 
 def names(dtypes: Any) -> str:
     """The names of `dtypes`, for messages."""
@@ -81,6 +85,10 @@ def native_order(dtype: DType) -> DType:
 
 def target(dtype: Any, name: str = "dtype") -> DType:
     """`dtype` as one that can be quantized to."""
+    try:
+        return _TARGETS[dtype]
+    except Exception:  # as in `canonical`
+        pass
     found = canonical(dtype, name)
     if found not in BOUNDS:
         raise TypeError(f"{name} must be one of {names(BOUNDS)}, got {found}")
@@ -97,6 +105,10 @@ def integer_target(dtype: Any, name: str = "dtype") -> DType:
 
 def floating(dtype: Any, name: str) -> DType:
     """`dtype` as one of the four floating dtypes."""
+    try:
+        return _FLOATING[dtype]
+    except Exception:  # as in `canonical`
+        pass
     found = canonical(dtype, name)
     if found not in FLOATS:
         raise TypeError(f"{name} must be one of {names(FLOATS)}, got {found}")
@@ -108,8 +120,26 @@ def compute(dtype: DType) -> DType:
     return float64 if dtype == float64 else float32
 
 
-# np.int8 and np.dtype("int8") are equal but hash differently; this runs on every call.
-_NATIVE: Final[dict[Any, DType]] = {key: d for d in {*REALS, *BOUNDS} for key in (d, d.type)}
+def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
+    """The precision of codes: that of the input, while it holds them and their differences."""
+    exact = EXACT64 if dtype == float64 else EXACT32
+    if lo < -exact or hi > exact or not -exact <= z <= exact:
+        return "wide"
+    return "float64" if dtype == float64 else "float32"
+
+
+def affine_precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> tuple[str, str, str]:
+    """The precisions of a float32 scale, of a zero point that is a code, and of codes."""
+    code = precision(dtype, lo, hi, z)
+    return "float32", code, code
+
+
+def _spelled(dtypes: Iterable[DType]) -> dict[Any, DType]:
+    """np.int8 and np.dtype("int8") are equal but hash differently; this runs on every call."""
+    return {key: d for d in dtypes for key in (d, d.type)}
+
+
+_NATIVE, _TARGETS, _FLOATING = map(_spelled, ({*REALS, *BOUNDS}, BOUNDS, FLOATS))
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -12,6 +12,16 @@ DIVIDE = {"rounding": "divide"}
 WIDE = {"quant_min": -(2**31), "quant_max": 2**31 - 1}
 FLOAT8 = {"quant_min": -448, "quant_max": 448, "dtype": ml_dtypes.float8_e4m3fn}
 
+#: The fused op with one scale.
+ONE_SCALE = {
+    "per_row_fake_quant": False,
+    "running_min": np.full(1, -1, np.float32),
+    "running_max": np.full(1, 2, np.float32),
+    "scale": np.ones(1, np.float32),
+    "zero_point": np.zeros(1, np.int32),
+}
+
+
 #: Arguments that lead an op to another kernel than those of calls.py do.
 OTHERWISE = {
     "quantize_per_tensor": [DIVIDE, {**DIVIDE, **FLOAT8}, FLOAT8],
@@ -42,13 +52,9 @@ OTHERWISE = {
         {"fake_quant_on": np.array([0])},
         {"observer_on": np.array([0])},
         {"observer_on": np.array([0]), "symmetric_quant": True},
-        {
-            "per_row_fake_quant": False,
-            "running_min": np.full(1, -1, np.float32),
-            "running_max": np.full(1, 2, np.float32),
-            "scale": np.ones(1, np.float32),
-            "zero_point": np.zeros(1, np.int32),
-        },
+        ONE_SCALE,
+        ONE_SCALE | {"symmetric_quant": True},
+        ONE_SCALE | {"observer_on": np.array([0])},
     ],
 }
 

@@ -78,6 +78,13 @@ def test_layouts_have_their_size(name, size):
         assert tables.count(int(np.prod(layout.shape))) == tables.count(size)
 
 
+@pytest.mark.parametrize("name", cases.GROUPS)
+def test_one_element_is_a_group(name):
+    (spec,) = (s for s in cases.SPECS if s.op == "dequantize_per_channel_group")
+    case = spec.cell("int8 -> float32", name, 1)
+    assert case.call(case.inputs())().shape == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "strides"),
     [

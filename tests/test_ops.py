@@ -701,6 +701,29 @@ def test_determine_qparams(qscheme):
                           note=(mn, mx, lo, hi, custom))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("dtype", "zero_point"), [(F32, np.int32), (F64, np.int64), (BF16, F32)], ids=str
+)
+@pytest.mark.parametrize("values", [[0.5, -3, 2], [np.nan, 1], [np.inf, 1], [-0.0, 0.0], [5e-39]])
+@pytest.mark.parametrize("bounds", [(-128, 127), (-(2**30), 2**30)])
+def test_fused_at_once(dtype, zero_point, values, bounds):
+    """With one scale, a small array takes one kernel; one that is read-only takes several."""
+    x = np.resize(np.array(values), (3, 5)).astype(dtype)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    for symmetric, observer_on, masked in itertools.product((False, True), repeat=3):
+        op = nq.fused_moving_avg_obs_fake_quant
+        op = nq.fused_moving_avg_obs_fake_quant_cachemask if masked else op
+        found = []
+        for data in (x, read_only):
+            state = [np.full(1, v, F32) for v in (-1.5, 2.5, 0)]
+            state.append(np.zeros(1, zero_point))
+            got = op(data, observer_on, 1, *state, 0.01, *bounds, 0, False, symmetric)
+            found.append((*state, *(got if masked else (got,))))
+        for one, other in zip(*found, strict=True):
+            assert_same(one, other, (symmetric, observer_on))
+
+
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_fused(per_row, symmetric):

@@ -88,7 +88,8 @@ def per_token(*shape: int, wide: bool = False, order: str = "") -> Layout:
 
 
 def per_group(*shape: int, size: int, order: str = "") -> Layout:
-    return Layout(shape, (*shape[:-1], shape[-1] // size), group=(size,), order=order)
+    groups = max(1, shape[-1] // size)  # a group that is larger than a row is the row
+    return Layout(shape, (*shape[:-1], groups), group=(size,), order=order)
 
 
 def _swapped(x: Array, axis: int, to: int) -> Array:
@@ -140,7 +141,7 @@ def _rows(n: int) -> tuple[int, int]:
 
 def _grouped(size: int, n: int, order: str = "") -> Layout:
     rows, length = _rows(n)
-    return per_group(rows, length, size=min(size, length), order=order)
+    return per_group(rows, length, size=max(2, min(size, length)), order=order)
 
 
 def _split(rows: int, length: int, order: str) -> tuple[int, ...]:

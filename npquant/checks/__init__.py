@@ -27,8 +27,6 @@ from npquant.checks.arrays import (
     writeable,
 )
 from npquant.checks.calls import (
-    EXACT32,
-    EXACT64,
     Shapes,
     affine,
     channels,
@@ -37,7 +35,6 @@ from npquant.checks.calls import (
     dequantizing,
     divides,
     groups,
-    precision,
     quantizing,
     remembered,
     rounded_bounds,
@@ -84,17 +81,19 @@ from npquant.checks.qparams import (
     usual,
     zero_points,
 )
-from npquant.cpu.qparams import outside
+from npquant.cpu.qparams import any_reversed, outside
+from npquant.dtypes import EXACT32, affine_precision, precision
 
 __all__ = [
     "CODES",
     "EXACT32",
-    "EXACT64",
     "Array",
     "Shapes",
     "affine",
+    "affine_precision",
     "all_finite",
     "any_on_device",
+    "any_reversed",
     "array",
     "assign",
     "at_least",

@@ -257,6 +257,8 @@ def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
 
 def flat(x: Array) -> Array:
     """`x` with one axis, as a kernel takes it; a small array is copied where it must be."""
+    if type(x) is np.ndarray and x.flags.carray:
+        return x if x.ndim == 1 else x.ravel()
     if type(x) is ArraySpec:
         return x
     if type(x) is not np.ndarray:
@@ -264,8 +266,6 @@ def flat(x: Array) -> Array:
 
         p: Array = packed(array(x, "input"))
         return p.viewed((p.size,))
-    if x.ndim == 1 and x.flags.carray:
-        return x
     u = np.ascontiguousarray(x).reshape(-1)
     return u if u.flags.aligned else u.copy()
 

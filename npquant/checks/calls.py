@@ -33,10 +33,6 @@ Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
-#: Integers up to here, and their differences, are exact in float32 and in float64.
-EXACT32, EXACT64 = 2**23, 2**52
-
-
 #: How an op comes from a value to its code.
 ROUNDINGS = "reciprocal", "divide"
 
@@ -48,19 +44,11 @@ def divides(rounding: Any) -> bool:
     return option(rounding, "rounding", ROUNDINGS) == "divide"
 
 
-def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
-    """The precision of codes: that of the input, while it holds them and their differences."""
-    exact = EXACT64 if dtype == dtypes.float64 else EXACT32
-    if lo < -exact or hi > exact or not -exact <= z <= exact:
-        return "wide"
-    return "float64" if dtype == dtypes.float64 else "float32"
-
-
 def rounded_bounds(lo: int, hi: int, dtype: DType) -> str:
     """The precision of AdaRound's codes, which is that of the input and must hold them."""
-    name = precision(dtype, lo, hi)
+    name = dtypes.precision(dtype, lo, hi)
     if name == "wide":
-        exact = EXACT64 if dtype == dtypes.float64 else EXACT32
+        exact = dtypes.EXACT64 if dtype == dtypes.float64 else dtypes.EXACT32
         raise ValueError(
             f"quant_min and quant_max must lie within {-exact}..{exact} for {dtype}, got {lo}..{hi}"
         )
@@ -148,12 +136,7 @@ def affine(
     s = scale_float32(scale, kind=kind)
     lo, hi = bounds(quant_min, quant_max, kind)
     z = zero_point_inside(zero_point, lo, hi, kind=kind)
-    return s, z, (lo, hi, 0), _names(precision(dtype, lo, hi, z))
-
-
-def _names(code_: str) -> tuple[str, str, str]:
-    """The precision of a float32 scale, and of a zero point that is a code."""
-    return "float32", code_, code_
+    return s, z, (lo, hi, 0), dtypes.affine_precision(dtype, lo, hi, z)
 
 
 @remembered

@@ -172,11 +172,13 @@ def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]
         type(scale) is type(zero_point) is np.ndarray
         and scale.dtype is float32
         and zero_point.dtype is int32
-        and scale.size == zero_point.size == 1
     ):
-        s = scale.item()
+        try:
+            s, z = scale.item(), zero_point.item()
+        except ValueError:  # of more than one element
+            s, z = math.nan, 0
         if 0 < s < math.inf:
-            return s, zero_point.item()
+            return s, z
     return scale_float32(scale, "scale", kind), truncated_int32(zero_point, "zero_point", kind)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from npquant import dtypes
 from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, on_device, together
 from npquant.checks.numbers import scale_float32, scale_number, single_number, zero_point_number
-from npquant.cpu.qparams import inside, outside
+from npquant.cpu.qparams import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
 from npquant.meta import ArraySpec
@@ -63,33 +63,35 @@ def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> No
 
 
 #: Dtypes of scales and zero points, as they mostly come: codes, learned ones, PyTorch's per token.
-CODES = ((dtypes.float32, dtypes.int32),)
-LEARNED = ((dtypes.float32, dtypes.float32),)
-KEPT = (*CODES, (dtypes.float64, np.dtype(np.int64)), *LEARNED)
+_CODES = dtypes.float32, dtypes.int32
+_LEARNED = dtypes.float32, dtypes.float32
+CODES, LEARNED = Looks(_CODES), Looks(_LEARNED)
+KEPT = Looks(_CODES, (dtypes.float64, np.dtype(np.int64)), _LEARNED)
 
 
 def usual(
-    scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...],
-    kinds: tuple[tuple[DType, DType], ...], lo: float, hi: float, x: Array,
+    scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], looks: Looks, lo: float,
+    hi: float, x: Array,
 ) -> tuple[Array, Array] | None:  # fmt: skip
     """The qparams, flat, if there is nothing to convert and nothing to refuse, else None.
 
-    That is arrays of two dtypes among `kinds`, of `shapes` and contiguous, scales that are positive
-    and finite, and zero points within lo..hi. One look finds all of it.
+    That is arrays of two dtypes that `looks` knows, of one of `shapes` and contiguous, scales that
+    are positive and finite, and zero points within lo..hi. One look finds all of it.
     """
     if type(scale) is type(zero_point) is np.ndarray and type(x) in ARRAYS:
-        kind = scale.dtype, zero_point.dtype
+        look = looks[scale.dtype, zero_point.dtype]
+        shape = scale.shape
         if (
-            kind in kinds
-            and scale.shape in shapes
-            and zero_point.shape in shapes
+            look is not None
+            and shape in shapes
+            and zero_point.shape == shape
             and scale.flags.carray
             and zero_point.flags.carray
         ):
-            s = scale if scale.ndim == 1 else scale.ravel()
-            z = zero_point if zero_point.ndim == 1 else zero_point.ravel()
-            if inside(kind, s, z, lo, hi):
-                return s, z
+            if len(shape) != 1:
+                scale, zero_point = scale.ravel(), zero_point.ravel()
+            if look(scale, zero_point, lo, hi):
+                return scale, zero_point
     return None
 
 
@@ -225,6 +227,8 @@ _FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
 _MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
+#: What holds the greatest of every dtype but float64.
+_HOLDING = (dtypes.float32, dtypes.float64)
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
 
 
@@ -238,5 +242,7 @@ def cast(p: Array, dtype: DType) -> Array:
         from npquant.cuda.convert import cast as cast_on_device
 
         return cast_on_device(p, dtype)
+    if p.dtype != dtypes.float64 and dtype in _HOLDING:
+        return p.astype(dtype)
     with np.errstate(over="ignore"):
         return p.astype(dtype)

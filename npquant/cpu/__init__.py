@@ -22,6 +22,7 @@ from npquant.cpu.fake_quantize import (
     fake_quantize_per_tensor_by_division,
     masked_gradient,
 )
+from npquant.cpu.fused import fused_fbgemm, fused_fbgemm_symmetric
 from npquant.cpu.histogram import (
     clip_entropy,
     clip_entropy_symmetric,
@@ -113,6 +114,8 @@ __all__ = [
     "fake_quantize_per_channel_by_division",
     "fake_quantize_per_tensor",
     "fake_quantize_per_tensor_by_division",
+    "fused_fbgemm",
+    "fused_fbgemm_symmetric",
     "learnable_gradients_per_channel",
     "learnable_gradients_per_channel_nearest",
     "learnable_gradients_per_tensor",

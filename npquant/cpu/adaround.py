@@ -6,11 +6,13 @@ from npquant.cpu.loops import Elementwise, ElementwiseOfSeveral
 from npquant.cpu.reduce import Total
 from npquant.formulas import adaround as f
 
-adaround_init = Elementwise(f.rounding, f.adaround_init, work=4)
-adaround_soft = ElementwiseOfSeveral(f.rounding, f.adaround_soft, work=4)
-adaround_soft_backward = ElementwiseOfSeveral(f.rounding, f.adaround_soft_backward, work=4)
-adaround_hard = ElementwiseOfSeveral(f.rounding, f.adaround_hard)
-adaround_codes = ElementwiseOfSeveral(f.rounding, f.adaround_codes)
+adaround_init = Elementwise(f.rounding, f.adaround_init, work=4).run
+adaround_soft = ElementwiseOfSeveral(f.rounding, f.adaround_soft, work=4).run
+adaround_soft_backward = ElementwiseOfSeveral(f.rounding, f.adaround_soft_backward, work=4).run
+adaround_hard = ElementwiseOfSeveral(f.rounding, f.adaround_hard).run
+adaround_codes = ElementwiseOfSeveral(f.rounding, f.adaround_codes).run
 
 adaround_regularizer = Total(f.adaround_regularizer)
-adaround_regularizer_backward = Elementwise(f.regularizing, f.adaround_regularizer_backward, work=4)
+adaround_regularizer_backward = Elementwise(
+    f.regularizing, f.adaround_regularizer_backward, work=4
+).run

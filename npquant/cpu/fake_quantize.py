@@ -14,30 +14,30 @@ fake_quantize_per_tensor = Elementwise(
     f.affine,
     f.fake_quantize_per_tensor,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_tensor_wide),
-)
+).run
 fake_quantize_per_channel = Elementwise(
     f.affine,
     f.fake_quantize_per_channel,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_channel_wide),
-)
-fake_quantize_float_zero_point = Elementwise(f.affine_wide, f.fake_quantize_float_zero_point)
-fake_quantize_half_zero_point = Elementwise(f.affine_wide, f.fake_quantize_half_zero_point)
-fake_quantize_decomposed = Elementwise(f.affine_in_input, f.fake_quantize_decomposed)
+).run
+fake_quantize_float_zero_point = Elementwise(f.affine_wide, f.fake_quantize_float_zero_point).run
+fake_quantize_half_zero_point = Elementwise(f.affine_wide, f.fake_quantize_half_zero_point).run
+fake_quantize_decomposed = Elementwise(f.affine_in_input, f.fake_quantize_decomposed).run
 
 fake_quantize_per_tensor_by_division = Elementwise(
     f.affine,
     f.fake_quantize_per_tensor_by_division,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_tensor_wide_by_division),
-)
+).run
 #: As "wide" also for zero points that are floats.
 fake_quantize_per_channel_by_division = Elementwise(
     f.affine,
     f.fake_quantize_per_channel_by_division,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_channel_wide_by_division),
-)
+).run
 fake_quantize_decomposed_by_division = Elementwise(
     f.affine_in_input, f.fake_quantize_decomposed_by_division
-)
+).run
 
 
 def _masked_gradient(begin: Any, end: Any, grad: Any, mask: Any, grad_input: Any) -> None:

@@ -186,7 +186,7 @@ def respread(
     new: Array,
 ) -> None:  # fmt: skip
     """Add a float32 histogram of one range to that of a wider one, by `parts` of each bin."""
-    _respread_call(None, histogram, low, high, new_low, new_high, parts, new)
+    _respread_call[None](histogram, low, high, new_low, new_high, parts, new)
 
 
 @register_jitable
@@ -313,7 +313,7 @@ _clip_linear_call = compiled(
 
 def clip_linear(histogram: Array, low: float, high: float, codes: int, bounds: Array) -> None:
     """Write the two ends of the range that HistogramObserver's search finds to `bounds`."""
-    _clip_linear_call(None, histogram, low, high, codes, bounds)
+    _clip_linear_call[None](histogram, low, high, codes, bounds)
 
 
 # --- doubling histograms ----------------------------------------------------------------------

@@ -18,12 +18,12 @@ fake_quantize_learnable_per_tensor = Elementwise(
     f.learned,
     fake_quantize_per_tensor,
     wide=Elementwise(f.learned_wide, fake_quantize_per_tensor_wide),
-)
+).run
 fake_quantize_learnable = Elementwise(
     f.learned,
     fake_quantize_per_channel,
     wide=Elementwise(f.learned_wide, fake_quantize_per_channel_wide),
-)
+).run
 
 
 def _gradients(parameters: Any, element: Any, wide: Any) -> Gradients:

@@ -11,6 +11,7 @@ vectorised too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, each, store
 
 Array = np.ndarray[Any, Any]
+_is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 
 #: Runs shorter than this are done side by side.
 SHORT = 16
@@ -50,7 +52,9 @@ NUMBERS: dict[str, Any] = {
 
 
 class Elementwise:
-    """x, qparams -> y and perhaps a mask, one element at a time.
+    """x, qparams -> y and perhaps a mask, one element at a time: the kernel is `run`.
+
+    A method is called with less ado than an object.
 
     Parameters
     ----------
@@ -148,7 +152,7 @@ class Elementwise:
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
         self._periods = Kernel(periods, f"{name}_periods", _signature, work)
 
-    def __call__(
+    def run(
         self,
         granularity: Granularity,
         x: Array,
@@ -183,7 +187,7 @@ class Elementwise:
                     entry(0, n, 0, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
                     return
         if precision[2] == "wide" and self._wide is not None:
-            self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
+            self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask)
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
@@ -280,12 +284,24 @@ class Guessed(Elementwise):
 class ElementwiseOfSeveral(Elementwise):
     """The same for several arrays of one shape: x is a tuple of them, and one of their elements."""
 
-    def __call__(  # type: ignore[override]
+    def run(  # type: ignore[override]
         self, granularity: Granularity, inputs: tuple[Array, ...], scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
         n = y.size
+        if n * self._work < PARALLEL_FROM and y.flags.carray and all(map(_is_carray, inputs)):
+            channels, inner, _ = granularity
+            inner = inner or n
+            if inner >= SHORT or n <= LEAST_PERIOD:
+                arrays = type(scale) is np.ndarray
+                types_ = (scale.dtype, zero_point.dtype, precision[2]) if arrays else precision
+                entry = self._runs.serial[tuple(map(_dtype_of, inputs)), y.dtype, types_, True]
+                if y.ndim != 1:
+                    inputs, y = tuple(map(np.ndarray.ravel, inputs)), y.ravel()
+                lo, hi, nan = constants
+                entry(0, n, 0, channels, inner, inputs, scale, zero_point, lo, hi, nan, y, None)
+                return
         for (channels, inner), first, (*x, v) in pieces(granularity, inputs, (y,)):
             self._flat(
                 channels, inner or n, first, tuple(x), scale, zero_point, constants, precision, v
@@ -351,11 +367,10 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     def call(*arrays: Array) -> None:
         n = arrays[0].size
-        if n < PARALLEL_FROM and False not in [a.flags.carray for a in arrays]:
-            entry = kernel.serial.get(tuple([a.dtype for a in arrays]))
-            if entry is not None:
-                entry(0, n, *[a.ravel() for a in arrays])
-                return
+        if n < PARALLEL_FROM and all(map(_is_carray, arrays)):
+            entry = kernel.serial[tuple(map(_dtype_of, arrays))]
+            entry(0, n, *(arrays if arrays[0].ndim == 1 else map(np.ndarray.ravel, arrays)))
+            return
         if n and all(map(plain, arrays)):
             kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))
         elif n:

@@ -8,15 +8,69 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numba.extending import register_jitable
 
-from npquant.cpu.reduce import extremes, minmax, minmax_finite
+from npquant.cpu import reduce
+from npquant.cpu.reduce import extremes, minmax_finite
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled
+from npquant.cpu.target import GRAIN, Compiled, Kernel, Types, array_type, compiled
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
 from npquant.primitives import bits, item, key, like, widen
 
 Array = np.ndarray[Any, Any]
+
+
+#: Up to so many elements, one compiled call that goes from channel to channel is faster than
+#: several that go along the memory: always, and where that is `_together`. (Measured.)
+ALWAYS, TOGETHER = 1 << 12, 1 << 16
+
+
+def _together(channels: int, inner: int) -> bool:
+    """Whether the elements of a channel lie together, or so few in a row that all else is slow."""
+    return inner >= 16 or (inner if inner > 1 else channels) < 8
+
+
+@register_jitable
+def range_of(x: Any, c: Any, channels: Any, inner: Any) -> Any:
+    """The least and the greatest element of one channel."""
+    a = b = key(x[c * inner])
+    for row in range(c * inner, x.size, channels * inner):
+        base = np.uintp(row)
+        for k in range(np.uintp(inner)):
+            i = key(x[base + k])
+            a, b = min(a, i), max(b, i)
+    kind = type(bits(x[c * inner]))  # keys are made wider on the way
+    return extremes(kind(a), kind(b), item(x))
+
+
+def _ranges(
+    begin: Any, end: Any, channels: Any, inner: Any, x: Any, least: Any, greatest: Any
+) -> None:
+    for c in range(begin, end):
+        least[c], greatest[c] = range_of(x, c, channels, inner)
+
+
+def _ranges_signature(dtype: Any) -> Types:
+    x = array_type(dtype)
+    return types.intp, types.intp, x, x, x
+
+
+_small_ranges = Kernel(_ranges, "ranges", _ranges_signature)
+
+
+def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
+    """The least and the greatest element of each channel; of small arrays in one compiled call."""
+    channels, inner, _ = granularity
+    n = x.size
+    few = 0 < n <= ALWAYS or (0 < n <= TOGETHER and _together(channels, inner))
+    if not (few and x.flags.carray):
+        return reduce.minmax(granularity, x)
+    dtype = x.dtype
+    least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
+    x = x if x.ndim == 1 else x.ravel()
+    _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
+    return least, greatest
 
 
 class Choose:
@@ -41,8 +95,14 @@ class Choose:
     ) -> None:  # fmt: skip
         """Write to `scale` and `zero_point`; `precision` names the type of `eps`."""
         n = least.size
-        args = (least, greatest, *bounds, eps, middle, scale, zero_point)
-        self._kernel(n, n, args, (least.dtype, precision, scale.dtype, zero_point.dtype))
+        lo, hi = bounds
+        key = (least.dtype, precision, scale.dtype, zero_point.dtype)
+        if n < GRAIN:  # which leaves nothing to decide
+            choose = self._kernel.serial[key]
+            choose(0, n, least, greatest, lo, hi, eps, middle, scale, zero_point)
+        else:
+            args = (least, greatest, lo, hi, eps, middle, scale, zero_point)
+            self._kernel(n, n, args, key)
 
 
 def _signature(least: Any, precision: str, scale: Any, zero_point: Any) -> Types:
@@ -110,14 +170,7 @@ class Observe:
         ) -> None:  # fmt: skip
             s, z = item(scale), item(zero_point)
             for c in range(begin, end):
-                a = b = key(x[c * inner])
-                for row in range(c * inner, x.size, channels * inner):
-                    base = np.uintp(row)
-                    for k in range(np.uintp(inner)):
-                        i = key(x[base + k])
-                        a, b = min(a, i), max(b, i)
-                kind = type(bits(x[c * inner]))  # keys are made wider on the way
-                least, greatest = extremes(kind(a), kind(b), item(x))
+                least, greatest = range_of(x, c, channels, inner)
                 low[c] = f.moving_average(low[c], like(least, low[c]), constant)
                 high[c] = f.moving_average(high[c], like(greatest, high[c]), constant)
                 chosen = formula(low[c], high[c], lo, hi, eps, middle, s)
@@ -133,13 +186,13 @@ class Observe:
         zero_point: Array,
     ) -> None:  # fmt: skip
         """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
+        channels, inner, _ = granularity
         n = x.size
-        if n < PARALLEL_FROM and x.flags.carray:
-            channels, inner, _ = granularity
+        few = n <= ALWAYS or (n <= TOGETHER and _together(channels, inner))
+        if few and x.flags.carray:
             lo, hi = bounds
             x = x if x.ndim == 1 else x.ravel()
-            key = x.dtype, precision, scale.dtype, zero_point.dtype
-            run = self._kernel.serial.get(key) or self._kernel.compiled(key)
+            run = self._kernel.serial[x.dtype, precision, scale.dtype, zero_point.dtype]
             run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, middle, scale,
                 zero_point)  # fmt: skip
             return
@@ -194,9 +247,33 @@ def _both_types(scale: Any, zero_point: Any) -> Types:
     return array_type(scale), array_type(zero_point), types.float64, types.float64
 
 
-#: ``inside((s.dtype, z.dtype), s, z, lo, hi)``: whether all scales are positive and finite, and all
-#: zero points within lo..hi.
-inside = compiled(_both_inside, lambda kinds: _both_types(*kinds))
+_inside = compiled(_both_inside, lambda kinds: _both_types(*kinds))
+
+
+class Looks(Compiled):
+    """What looks at scales and zero points of some pairs of dtypes; None for all others.
+
+    ``Looks(...)[s.dtype, z.dtype](s, z, lo, hi)`` tells whether all scales are positive and finite,
+    and all zero points within lo..hi.
+    """
+
+    def __init__(self, *kinds: tuple[Any, Any]) -> None:
+        super().__init__(_inside.__getitem__)
+        self._kinds = frozenset(kinds)
+
+    def __missing__(self, key: Any) -> Any:
+        return super().__missing__(key) if key in self._kinds else None
+
+
+def _any_reversed(least: Any, greatest: Any) -> Any:
+    bad = 0
+    for i in range(least.size):
+        bad |= widen(least[i]) > widen(greatest[i])
+    return bad
+
+
+#: ``any_reversed[dtype](least, greatest)``: whether a least value exceeds its greatest.
+any_reversed = compiled(_any_reversed, lambda dtype: (array_type(dtype), array_type(dtype)))
 
 
 @lru_cache(maxsize=256)
@@ -212,7 +289,7 @@ def _inward(lo: float, hi: float) -> tuple[float, float]:
 def outside(p: Array, lo: float, hi: float) -> int:
     """The index of the first element of `p` that is NaN or not in [lo, hi]; -1 if there is none."""
     bounds = (lo, hi) if p.dtype in _WIDE else _inward(lo, hi)
-    if not _call(p.dtype, p, *bounds):
+    if not _call[p.dtype](p, *bounds):
         return -1
     with np.errstate(invalid="ignore"):
         v = p.astype(np.float64)

@@ -82,6 +82,16 @@ Types = tuple[Any, ...]
 Key = tuple[Hashable, ...]
 
 
+class Compiled(dict[Any, Any]):
+    """The entry points of one function by key; one that is asked for and not there is compiled."""
+
+    def __init__(self, compile_: Callable[[Any], Any]) -> None:
+        self._compile = compile_
+
+    def __missing__(self, key: Hashable) -> Any:
+        return _once(self, key, self._compile)
+
+
 def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
     return types.Array(TYPES[dtype], ndim, "C")
 
@@ -121,18 +131,17 @@ class Kernel:
 
         self._run = run
         self._parallel = _renamed(parallel, f"{name}_parallel")
-        self.serial: dict[Key, Any] = {}
-        self.parallel: dict[Key, Any] = {}
+        self.serial = Compiled(self._compile_serial)
+        self.parallel = Compiled(self._compile_parallel)
 
     def __call__(
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
         if size * self.work < PARALLEL_FROM or threads() == 1 or _parallel.locked():
-            entry = self.serial.get(key) or self.compiled(key)
-            entry(0, n, *args)
+            self.serial[key](0, n, *args)
             return
-        entry = self.parallel.get(key) or _once(self.parallel, key, self._compile_parallel)
+        entry = self.parallel[key]
         place = next((i for i, a in enumerate(args) if type(a) is tuple), None)
         grain = grain or max(1, n * GRAIN // size)
         with _parallel:
@@ -140,10 +149,6 @@ class Kernel:
                 entry(n, grain, args)
             else:
                 entry(n, grain, args[:place] + args[place + 1 :], args[place])
-
-    def compiled(self, key: Key) -> Any:
-        """The entry point of the serial form: ``entry(begin, end, *args)``."""
-        return _once(self.serial, key, self._compile_serial)
 
     def _compile_serial(self, key: Key) -> Any:
         types_ = (types.intp, types.intp, *self._signature(*key))
@@ -249,14 +254,6 @@ def _rounded(values: Any, kinds: Any) -> tuple[Any, ...]:
     )
 
 
-def compiled(function: Any, signature: Callable[..., Types]) -> Callable[..., Any]:
-    """A small serial function that is no kernel, compiled once a key: ``call(key, *args)``."""
-    entries: dict[Any, Any] = {}
-
-    def compile_(key: Hashable) -> Any:
-        return _compile(function, signature(key), False)
-
-    def call(key: Hashable, *args: Any) -> Any:
-        return (entries.get(key) or _once(entries, key, compile_))(*args)
-
-    return call
+def compiled(function: Any, signature: Callable[..., Types]) -> Compiled:
+    """A small serial function that is no kernel: ``compiled(...)[key](*args)``."""
+    return Compiled(lambda key: _compile(function, signature(key), False))

@@ -22,6 +22,7 @@ from npquant.cuda.fake_quantize import (
     fake_quantize_per_tensor_by_division,
     masked_gradient,
 )
+from npquant.cuda.fused import fused_fbgemm, fused_fbgemm_symmetric
 from npquant.cuda.histogram import (
     clip_entropy,
     clip_entropy_symmetric,
@@ -118,6 +119,8 @@ __all__ = [
     "fake_quantize_per_channel_by_division",
     "fake_quantize_per_tensor",
     "fake_quantize_per_tensor_by_division",
+    "fused_fbgemm",
+    "fused_fbgemm_symmetric",
     "inverse",
     "learnable_gradients_per_channel",
     "learnable_gradients_per_channel_nearest",

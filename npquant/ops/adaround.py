@@ -92,10 +92,10 @@ def adaround_init(
     x = checks.floats(input)
     granularity, shapes = _granularity(x.shape, axis, group_size)
     s = _scale(x, scale, shapes)
-    y = checks.output(out, x, dtypes.compute(x.dtype), _QPARAMS[:1], (scale,))
-    name = dtypes.compute(x.dtype).name
+    dtype, names = _COMPUTED[x.dtype]
+    y = checks.output(out, x, dtype, _SCALE, (scale,))
     # There are no zero points; the scales fill their place.
-    backend.of(x).adaround_init(granularity, x, s, s, (0, 0, 0), (name, name, name), y)
+    backend.of(x).adaround_init(granularity, x, s, s, (0, 0, 0), names, y)
     return y
 
 
@@ -281,10 +281,10 @@ def adaround_soft_backward(
     """
     x = checks.floats(input)
     g, v = checks.same(grad, "grad", x), _decider(V, x)
-    constants, names = _bounds(x.dtype, type(x), quant_min, quant_max)
-    granularity, shapes = _granularity(x.shape, axis, group_size)
-    s = _scale(x, scale, shapes)
-    z = _zero_point(x, zero_point, shapes, *constants[:2])
+    granularity, shapes, constants, names = _plan(
+        x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size
+    )
+    s, z = _qparams(x, scale, zero_point, shapes, constants)
     y = checks.output(out, x, v.dtype, ("grad", "V", *_QPARAMS), (g, v, scale, zero_point))
     backend.of(x).adaround_soft_backward(granularity, (g, x, v), s, z, constants, names, y)
     return y
@@ -468,10 +468,8 @@ def adaround_codes(
     array([[ 0,  1],
            [-2,  7]], dtype=int8)
     """
-    x, target = checks.floats(input), dtypes.integer_target(dtype)
-    checks.bounds_of(quant_min, quant_max, target, type(x))
-    return _called("adaround_codes", x, V, scale, zero_point, quant_min, quant_max, axis,
-                   group_size, out, target)  # fmt: skip
+    return _rounded("adaround_codes", input, V, scale, zero_point, quant_min, quant_max, axis,
+                    group_size, out, dtypes.integer_target(dtype))  # fmt: skip
 
 
 def adaround_regularizer(V: Array, beta: float) -> Array:
@@ -600,10 +598,9 @@ def adaround_regularizer_backward(
     else:
         w = checks.finite(weight, "weight", type(v))
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight))
-    name = v.dtype.name
-    backend.of(v).adaround_regularizer_backward(
-        layout.PER_TENSOR, v, b, w, (0, 0, 0), (name, name, name), y
-    )
+    _, names = _COMPUTED[v.dtype]
+    kernel = backend.of(v).adaround_regularizer_backward
+    kernel(layout.PER_TENSOR, v, b, w, (0, 0, 0), names, y)
     return y
 
 
@@ -615,6 +612,9 @@ _PRECISIONS = (dtypes.float32, dtypes.float64)
 _ONE = (1,), ()
 #: What `out` must be apart from.
 _QPARAMS = "scale", "zero_point"
+_SCALE, _ALL = ("scale",), ("V", *_QPARAMS)
+#: In which dtype V is computed, and its name, of scale, zero point and constants alike.
+_COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
 
 
 def alone(V: Any) -> Array:
@@ -636,13 +636,31 @@ def _granularity(
 
 
 @checks.remembered
-def _bounds(
-    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any
-) -> tuple[tuple[int, int, int], tuple[str, str, str]]:
-    """Constants, of which the last is what a NaN becomes among codes, and their precision."""
+def _plan(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    axis: Any, group_size: Any, target: dtypes.DType | None = None,
+) -> tuple[Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str]]:  # fmt: skip
+    """As `_granularity`, with constants, the last of them what a NaN becomes among codes."""
+    if target is not None:
+        checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     name = checks.rounded_bounds(lo, hi, dtype)
-    return (lo, hi, min(max(0, lo), hi)), (name, name, name)
+    constants = lo, hi, min(max(0, lo), hi)
+    return *_granularity(shape, axis, group_size), constants, (name, name, name)
+
+
+def _qparams(
+    x: Array, scale: Any, zero_point: Any, shapes: checks.Shapes, constants: tuple[int, int, int]
+) -> tuple[Any, Any]:
+    lo, hi, _ = constants
+    if not shapes and type(scale) is float and type(zero_point) is int:
+        s = checks.scale_float32(scale) if x.dtype != dtypes.float64 else checks.scale_number(scale)
+        return s, checks.zero_point_inside(zero_point, lo, hi)
+    if shapes and x.dtype != dtypes.float64:
+        found = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
+        if found is not None:
+            return found
+    return _scale(x, scale, shapes), _zero_point(x, zero_point, shapes, lo, hi)
 
 
 def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
@@ -673,23 +691,15 @@ def _decider(value: Any, x: Array) -> Array:
 
 
 def _rounded(
-    kernel: str, input: Any, v: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
-    axis: Any, group_size: Any, out: Any,
+    kernel: str, input: Any, V: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
+    axis: Any, group_size: Any, out: Any, target: dtypes.DType | None = None,
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
-    return _called(kernel, x, v, scale, zero_point, quant_min, quant_max, axis, group_size, out,
-                   x.dtype)  # fmt: skip
-
-
-def _called(
-    kernel: str, x: Array, V: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
-    axis: Any, group_size: Any, out: Any, dtype: dtypes.DType,
-) -> Array:  # fmt: skip
     v = _decider(V, x)
-    constants, names = _bounds(x.dtype, type(x), quant_min, quant_max)
-    granularity, shapes = _granularity(x.shape, axis, group_size)
-    s = _scale(x, scale, shapes)
-    z = _zero_point(x, zero_point, shapes, *constants[:2])
-    y = checks.output(out, x, dtype, ("V", *_QPARAMS), (v, scale, zero_point))
+    granularity, shapes, constants, names = _plan(
+        x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size, target
+    )
+    s, z = _qparams(x, scale, zero_point, shapes, constants)
+    y = checks.output(out, x, target or x.dtype, _ALL, (v, scale, zero_point))
     getattr(backend.of(x), kernel)(granularity, (x, v), s, z, constants, names, y)
     return y

@@ -295,14 +295,15 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
         if z > checks.EXACT32 or z < -checks.EXACT32:
-            code = checks.precision(x.dtype, *constants[:2], z)
-            names = "float32", code, code
+            names = checks.affine_precision(x.dtype, *constants[:2], z)
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     y, mask = checks.output_and_mask(x)
-    if enabled:
-        _per_tensor(x, divide)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
-    else:
-        backend.of(x).copy(x, y, mask)
+    lib = backend.of(x)
+    if not enabled:
+        lib.copy(x, y, mask)
+        return y, mask
+    kernel = lib.fake_quantize_per_tensor_by_division if divide else lib.fake_quantize_per_tensor
+    kernel(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
     return y, mask
 
 
@@ -889,8 +890,8 @@ def _numbers(
         return checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
     checks.divides(rounding)
     lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    code = checks.precision(x.dtype, lo, hi)
-    return *_device_qparams(x, scale, zero_point), (lo, hi, 0), ("float32", code, code)
+    names = checks.affine_precision(x.dtype, lo, hi)
+    return *_device_qparams(x, scale, zero_point), (lo, hi, 0), names
 
 
 def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
@@ -906,8 +907,7 @@ def _bounds(
 ) -> tuple[tuple[int, int, int], tuple[str, str, str], bool]:
     """The constants and their precision, and whether to divide."""
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    code = checks.precision(dtype, lo, hi)
-    return (lo, hi, 0), ("float32", code, code), checks.divides(rounding)
+    return (lo, hi, 0), checks.affine_precision(dtype, lo, hi), checks.divides(rounding)
 
 
 @checks.remembered
@@ -918,8 +918,8 @@ def _channels(
     """The granularity, shapes of qparams, constants and their precision, and whether to divide."""
     granularity, shapes = checks.channels(shape, axis)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    code = checks.precision(dtype, lo, hi)
-    return granularity, shapes, (lo, hi, 0), ("float32", code, code), checks.divides(rounding)
+    names = checks.affine_precision(dtype, lo, hi)
+    return granularity, shapes, (lo, hi, 0), names, checks.divides(rounding)
 
 
 def _per_channel(
@@ -969,9 +969,10 @@ def _decomposed(
     granularity, shapes, constants, _, divide = _channels(
         x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
     )
-    double, end = x.dtype == dtypes.float64, 2.0**31
-    qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
-    if qparams is None or double:
+    double, end, qparams = x.dtype == dtypes.float64, 2.0**31, None
+    if not double:
+        qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
+    if qparams is None:
         s = checks.scales_float32(scales, "scales", shapes, x)
         if double:
             s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)

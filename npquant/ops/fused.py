@@ -262,8 +262,7 @@ def _plan(
     """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry."""
     c = checks.finite(averaging_const, "averaging_const", kind)
     bounds = _int32_bounds(quant_min, quant_max, kind)
-    code = checks.precision(dtype, *bounds)
-    names = "float32", code, code
+    names = checks.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
@@ -298,33 +297,26 @@ def _fused(
     if type(x) is ArraySpec or x.size == 0:
         return y, mask
     lib = backend.of(x)
-    if observe and enabled:
+    if enabled and not per_row:
+        run = lib.fused_fbgemm_symmetric if symmetric else lib.fused_fbgemm
+        run(granularity, x, observe, c, low, high, bounds, SMALL_SCALE, s, z, names, y, mask)
+    elif enabled and observe:
         run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm
         run(granularity, x, c, low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
+    elif enabled:
+        run = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
+        run(low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
     elif observe:
         seen = [checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)]
         lib.move(*seen, c, low, high)
-    elif enabled:
-        choose = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
-        choose(low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
     if state is not given:
         for p, u in zip(given, state, strict=True):
             if u is not p and not checks.overlap(p, u):
                 checks.assign(p, u)
     if not enabled:
         lib.copy(x, y, mask)
-        return y, mask
-    kernel = lib.fake_quantize_per_channel
-    if not per_row:
-        kernel, granularity = lib.fake_quantize_per_tensor, layout.PER_TENSOR
-        if type(s) is np.ndarray:
-            s, z = s.item(), int(z.item())
-            if z > checks.EXACT32 or z < -checks.EXACT32:
-                code = checks.precision(x.dtype, *bounds, z)
-                names = "float32", code, code
-        else:
-            z = checks.cast(z, dtypes.int32)
-    kernel(granularity, x, s, z, (*bounds, 0), names, y, mask)
+    elif per_row:
+        lib.fake_quantize_per_channel(granularity, x, s, z, (*bounds, 0), names, y, mask)
     return y, mask
 
 
@@ -349,9 +341,9 @@ def _usual(
     """Whether the state is as it mostly is: flat arrays, with nothing to refuse."""
     return (
         type(x) is type(low) is type(high) is type(s) is type(z) is np.ndarray
-        and low.dtype == high.dtype == s.dtype == dtypes.float32
+        and low.dtype is high.dtype is s.dtype is dtypes.float32
         and z.dtype in kinds
-        and low.shape == high.shape == s.shape == z.shape == shape
+        and shape == low.shape == high.shape == s.shape == z.shape
         and low.flags.carray
         and high.flags.carray
         and s.flags.carray

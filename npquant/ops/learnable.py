@@ -6,6 +6,7 @@ of the zero point that of LSQ+ (Bhalgat et al., 2020); both pass through roundin
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from npquant import backend, checks, dtypes, layout
@@ -102,10 +103,10 @@ def fake_quantize_learnable_per_tensor_affine(
         s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
-    constants, code = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
+    constants, names, _ = _constants("", x.dtype, type(x), quant_min, quant_max, grad_factor)
     y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
     kernel = backend.of(x).fake_quantize_learnable_per_tensor
-    kernel(layout.PER_TENSOR, x, s, z, constants, ("float32", "float32", code), y)
+    kernel(layout.PER_TENSOR, x, s, z, constants, names, y)
     return y
 
 
@@ -212,9 +213,10 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     (array([-0.8], dtype=float32), array([-1.], dtype=float32))
     """
     x = checks.floats(input)
-    plan = layout.whole(x.size), _ONE
-    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
-                     zero_point_rounding, "learnable_gradients_per_tensor")  # fmt: skip
+    plan = _per_tensor(
+        x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding
+    )
+    return _backward(grad, x, scale, zero_point, plan)
 
 
 def fake_quantize_learnable_per_channel_affine(
@@ -298,8 +300,8 @@ def fake_quantize_learnable_per_channel_affine(
            [ 0. ,  7. ]], dtype=float32)
     """
     x = checks.floats(input)
-    plan = checks.channels(x.shape, axis)
-    return _forward(x, scale, zero_point, plan, quant_min, quant_max, grad_factor, out)
+    plan = _per_channel(x.shape, axis, x.dtype, type(x), quant_min, quant_max, grad_factor)
+    return _forward(x, scale, zero_point, plan, out)
 
 
 def fake_quantize_learnable_per_channel_affine_backward(
@@ -412,9 +414,10 @@ def fake_quantize_learnable_per_channel_affine_backward(
     (array([-8.2,  6.7], dtype=float32), array([-0.5, -1. ], dtype=float32))
     """
     x = checks.floats(input)
-    plan = checks.channels(x.shape, axis)
-    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
-                     zero_point_rounding)  # fmt: skip
+    plan = _per_channel(
+        x.shape, axis, x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding
+    )
+    return _backward(grad, x, scale, zero_point, plan)
 
 
 def fake_quantize_learnable_per_token_affine(
@@ -493,8 +496,8 @@ def fake_quantize_learnable_per_token_affine(
            [ 0. ,  7. ]], dtype=float32)
     """
     x = checks.floats(input)
-    plan = checks.tokens(x.shape)
-    return _forward(x, scale, zero_point, plan, quant_min, quant_max, grad_factor, out)
+    plan = _per_token(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
+    return _forward(x, scale, zero_point, plan, out)
 
 
 def fake_quantize_learnable_per_token_affine_backward(
@@ -603,9 +606,10 @@ def fake_quantize_learnable_per_token_affine_backward(
            [-1. ]], dtype=float32))
     """
     x = checks.floats(input)
-    plan = checks.tokens(x.shape)
-    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
-                     zero_point_rounding)  # fmt: skip
+    plan = _per_token(
+        x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding
+    )
+    return _backward(grad, x, scale, zero_point, plan)
 
 
 def fake_quantize_learnable_per_channel_group_affine(
@@ -688,8 +692,8 @@ def fake_quantize_learnable_per_channel_group_affine(
     array([[-4. , -0.5,  0. ,  7. ]], dtype=float32)
     """
     x = checks.floats(input)
-    plan = checks.groups(x.shape, group_size)
-    return _forward(x, scale, zero_point, plan, quant_min, quant_max, grad_factor, out)
+    plan = _per_group(x.shape, group_size, x.dtype, type(x), quant_min, quant_max, grad_factor)
+    return _forward(x, scale, zero_point, plan, out)
 
 
 def fake_quantize_learnable_per_channel_group_affine_backward(
@@ -799,48 +803,75 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
     (array([[-8.2,  6.7]], dtype=float32), array([[-0.5, -1. ]], dtype=float32))
     """
     x = checks.floats(input)
-    plan = checks.groups(x.shape, group_size)
-    return _backward(grad, x, scale, zero_point, plan, quant_min, quant_max, grad_factor,
-                     zero_point_rounding)  # fmt: skip
+    plan = _per_group(
+        x.shape,
+        group_size,
+        x.dtype,
+        type(x),
+        quant_min,
+        quant_max,
+        grad_factor,
+        zero_point_rounding,
+    )
+    return _backward(grad, x, scale, zero_point, plan)
 
 
 # --- what they share --------------------------------------------------------------------------
 
 
-@checks.remembered
-def _constants(
-    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any
-) -> tuple[tuple[int, int, int], str]:
-    """The constants of a forward and their precision; it only checks the factor."""
-    lo, hi = checks.bounds(quant_min, quant_max, kind)
-    checks.finite(grad_factor, "grad_factor", kind)
-    return (lo, hi, 0), checks.precision(dtype, lo, hi)
+#: Granularity, shapes of qparams, constants, and the names of precisions and of the kernel.
+_Plan = tuple[Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str]
 
 
 @checks.remembered
-def _constants_backward(
-    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any,
-    zero_point_rounding: Any, kernel: str,
-) -> tuple[tuple[int, int, float], str, str]:  # fmt: skip
-    """The constants of a backward, their precision, and the name of the kernel."""
-    rounding = checks.option(zero_point_rounding, "zero_point_rounding", ROUNDINGS)
-    lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
+def _per_tensor(shape: tuple[int, ...], *told: Any) -> _Plan:
+    return layout.whole(prod(shape)), _ONE, *_told("learnable_gradients_per_tensor", *told)
+
+
+@checks.remembered
+def _per_channel(shape: tuple[int, ...], axis: Any, *told: Any) -> _Plan:
+    return *checks.channels(shape, axis), *_told("learnable_gradients_per_channel", *told)
+
+
+@checks.remembered
+def _per_token(shape: tuple[int, ...], *told: Any) -> _Plan:
+    return *checks.tokens(shape), *_told("learnable_gradients_per_channel", *told)
+
+
+@checks.remembered
+def _per_group(shape: tuple[int, ...], group_size: Any, *told: Any) -> _Plan:
+    return *checks.groups(shape, group_size), *_told("learnable_gradients_per_channel", *told)
+
+
+def _told(
+    gradients: str, dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    grad_factor: Any, *rounding: Any,
+) -> tuple[tuple[int, int, float], tuple[str, str, str], str]:  # fmt: skip
+    """Constants, their precisions and the kernel: of a backward, if it says how it rounds.
+
+    A forward only checks the factor.
+    """
+    for option in rounding:
+        if checks.option(option, "zero_point_rounding", ROUNDINGS) == "nearest":
+            gradients += "_nearest"
+    bounds = checks.bounds_around_zero if rounding else checks.bounds
+    lo, hi = bounds(quant_min, quant_max, kind)
     factor = checks.finite(grad_factor, "grad_factor", kind)
-    if rounding == "nearest":
-        kernel += "_nearest"
-    return (lo, hi, factor), checks.precision(dtype, lo, hi), kernel
+    names = "float32", "float32", checks.precision(dtype, lo, hi)
+    if rounding:
+        return (lo, hi, factor), names, gradients
+    return (lo, hi, 0), names, "fake_quantize_learnable"
 
 
-def _forward(
-    x: Array, scale: Any, zero_point: Any, plan: tuple[Granularity, checks.Shapes], quant_min: Any,
-    quant_max: Any, grad_factor: Any, out: Any,
-) -> Array:  # fmt: skip
-    granularity, shapes = plan
+#: The same of one scale in a forward, which may be a number.
+_constants = checks.remembered(_told)
+
+
+def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Array:
+    granularity, shapes, constants, names, kernel = plan
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
-    constants, code = _constants(x.dtype, type(x), quant_min, quant_max, grad_factor)
     y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
-    kernel = backend.of(x).fake_quantize_learnable
-    kernel(granularity, x, s, z, constants, ("float32", code, code), y)
+    getattr(backend.of(x), kernel)(granularity, x, s, z, constants, names, y)
     return y
 
 
@@ -849,14 +880,9 @@ _SUMS = (dtypes.float32, dtypes.float64)
 
 
 def _backward(
-    grad: Any, x: Array, scale: Any, zero_point: Any, plan: tuple[Granularity, checks.Shapes],
-    quant_min: Any, quant_max: Any, grad_factor: Any, zero_point_rounding: Any,
-    kernel: str = "learnable_gradients_per_channel",
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    granularity, shapes = plan
-    constants, code, name = _constants_backward(
-        x.dtype, type(x), quant_min, quant_max, grad_factor, zero_point_rounding, kernel
-    )
+    grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
+) -> tuple[Array, Array, Array]:
+    granularity, shapes, constants, names, kernel = plan
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
     s, z = checks.learned_qparams(u, v, shapes, x)
@@ -866,6 +892,6 @@ def _backward(
     a, b = u.dtype, v.dtype
     slope = checks.new(x, u.shape, a if a in _SUMS else dtypes.float64)
     shift = checks.new(x, v.shape, b if b in _SUMS else dtypes.float64)
-    run = getattr(backend.of(x), name)
-    run(granularity, g, x, s, z, constants, code, y, checks.flat(slope), checks.flat(shift))
+    run = getattr(backend.of(x), kernel)
+    run(granularity, g, x, s, z, constants, names[2], y, checks.flat(slope), checks.flat(shift))
     return y, checks.rounded_once(slope, a), checks.rounded_once(shift, b)

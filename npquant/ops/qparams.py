@@ -169,15 +169,14 @@ def _choose(
     input: Any, quant_min: Any, quant_max: Any, eps: Any, dtype: Any, qscheme: str
 ) -> tuple[Array, Array]:
     x = checks.floats(input)
-    target = dtypes.target(dtype)
-    lo, hi = _proper(quant_min, quant_max, type(x))
+    scheme = _proper(quant_min, quant_max, type(x), dtypes.target(dtype), qscheme)
     least = checks.finite(eps, "eps", type(x))
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
     if isinstance(x, ArraySpec):
         return ArraySpec((1,), _FLOAT64), ArraySpec((1,), _INT64)
-    mn, mx = backend.of(x).minmax(layout.Granularity(1, x.size, None), x)
-    return _determine(mn, mx, lo, hi, target, least, qscheme, False, False, x)
+    mn, mx = backend.of(x).minmax(layout.whole(x.size), x)
+    return _determine(mn, mx, scheme, least, False, x)
 
 
 def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -416,23 +415,22 @@ def determine_qparams(
     checks.same(mx, "max_val", mn)
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
-    lo, hi = _with_steps(quant_min, quant_max, type(mn))
-    target = dtypes.target(dtype)
+    scheme = _with_steps(
+        quant_min, quant_max, type(mn), dtypes.target(dtype), has_customized_qrange, qscheme
+    )
     least = checks.finite(eps, "eps", type(mn))
-    custom = checks.switch(has_customized_qrange, "has_customized_qrange", type(mn))
-    checks.option(qscheme, "qscheme", QSCHEMES)
     if mn.size == 0:
         return _unset(mn)
     if isinstance(mn, ArraySpec):
         shape = mn.shape or (1,)
         return ArraySpec(shape, _FLOAT64), ArraySpec(shape, _INT64)
-    if type(mn) is np.ndarray:  # on a GPU nobody looks
-        if mn.ndim == 0 and mn == math.inf and mx == -math.inf:
-            return _unset(mn)
-        if (mn > mx).any():
-            raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
-    flat = checks.flat(mn), checks.flat(mx)
-    return _determine(*flat, lo, hi, target, least, qscheme, custom, mn.ndim == 1, mn)
+    low, high = checks.flat(mn), checks.flat(mx)
+    host = type(mn) is np.ndarray  # on a GPU nobody looks
+    if host and mn.ndim == 0 and mn == math.inf and mx == -math.inf:
+        return _unset(mn)
+    if host and checks.any_reversed[mn.dtype](low, high):
+        raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
+    return _determine(low, high, scheme, least, mn.ndim == 1, mn)
 
 
 def _unset(mn: Array) -> tuple[Array, Array]:
@@ -443,30 +441,30 @@ def _unset(mn: Array) -> tuple[Array, Array]:
 # --- what they share --------------------------------------------------------------------------
 
 
+#: The name of a kernel, the bounds of its codes, and the zero point of symmetric schemes.
+_Scheme = tuple[str, tuple[int, int], int]
+
+
 def _determine(
-    least: Array, greatest: Array, lo: int, hi: int, target: dtypes.DType, eps: float,
-    qscheme: str, custom: bool, vector: bool, x: Array,
-) -> tuple[Array, Array]:  # fmt: skip
+    least: Array, greatest: Array, scheme: _Scheme, eps: float, vector: bool, x: Array
+) -> tuple[Array, Array]:
     """The kernel of a scheme, on checked arguments.
 
     A range without axes does not promote the float32 `eps` that it meets; a vector does.
     """
-    precision = "float64" if vector and least.dtype == dtypes.float64 else "float32"
-    lib = backend.of(x)
-    if qscheme.endswith("affine"):
-        choose = lib.choose_affine
-    else:
-        choose = lib.choose_symmetric if qscheme.endswith("symmetric") else lib.choose_float
+    name, bounds, middle = scheme
+    precision = "float32"
+    if vector and least.dtype == dtypes.float64:
+        precision, eps = "float64", _narrowed(eps)
     shape = (least.size if vector else 1,)
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
-    middle = _middle(target, lo, hi, custom)
-    choose(least, greatest, (lo, hi), _narrowed(eps), middle, precision, scale, z)
+    choose = getattr(backend.of(x), name)
+    choose(least, greatest, bounds, eps, middle, precision, scale, z)
     return scale, z
 
 
-@checks.remembered
 def _narrowed(eps: float) -> float:
-    """`eps` as the float32 that PyTorch makes of it."""
+    """`eps` as the float32 that PyTorch makes of it, as does the kernel of that precision."""
     with np.errstate(over="ignore"):
         return float(np.float32(eps))
 
@@ -479,16 +477,33 @@ def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
     return (lo + hi) // 2 if custom else (greatest + 1) // 2
 
 
-_with_steps = checks.remembered(checks.bounds_with_steps)
+def _scheme(qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom: bool) -> _Scheme:
+    if qscheme.endswith("affine"):
+        name = "choose_affine"
+    else:
+        name = "choose_symmetric" if qscheme.endswith("symmetric") else "choose_float"
+    return name, bounds, _middle(target, *bounds, custom)
 
 
 @checks.remembered
-def _proper(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:
+def _with_steps(
+    quant_min: Any, quant_max: Any, kind: type, target: dtypes.DType, custom: Any, qscheme: Any
+) -> _Scheme:
+    """Bounds with an int64 of steps between."""
+    bounds = checks.bounds_with_steps(quant_min, quant_max, kind)
+    custom = checks.switch(custom, "has_customized_qrange", kind)
+    return _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
+
+
+@checks.remembered
+def _proper(
+    quant_min: Any, quant_max: Any, kind: type, target: dtypes.DType, qscheme: str
+) -> _Scheme:
     """Bounds with zero between and more than one code."""
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
-    return lo, hi
+    return _scheme(qscheme, (lo, hi), target, False)
 
 
 def _token_shape(x: Array) -> tuple[int, ...]:

@@ -321,13 +321,16 @@ def quantize_per_channel(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    granularity, shapes = checks.channels(x.shape, axis)
-    constants, names, divide = _codes(x.dtype, type(x), quant_min, quant_max, target, rounding)
+    granularity, shapes, constants, names, divide = _per_channel(
+        x.shape, axis, x.dtype, type(x), quant_min, quant_max, target, rounding
+    )
     s, z = checks.code_qparams(scales, zero_points, shapes, x)
     y = checks.output(out, x, target, _QPARAMS, (s, z))
     lib = backend.of(x)
     kernel = _by_division(lib, target) if divide else lib.quantize_per_channel
-    kernel(granularity, x, _at_least(s, x), z, constants, names, y)
+    if x.dtype == dtypes.float64:  # whose every step is in float64
+        s = checks.cast(s, x.dtype)
+    kernel(granularity, x, s, z, constants, names, y)
     return y
 
 
@@ -415,13 +418,12 @@ def dequantize_per_channel(
            [ 0. ,  2. ]], dtype=float32)
     """
     q = checks.codes(input, dtype)
-    granularity, shapes = checks.channels(q.shape, axis)
+    granularity, shapes = _from_channels(q.shape, axis, quant_min, quant_max, q.dtype, type(q))
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
-    _within(quant_min, quant_max, q.dtype, type(q))
     result = _output_dtype(out_dtype, "out_dtype")
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
-    _dequantize(granularity, q, s, z, (0, 0, 0), ("float32", "float32", "float32"), y)
+    _dequantize(granularity, q, s, z, _NO_CODES, _IN_FLOAT32, y)
     return y
 
 
@@ -514,9 +516,9 @@ def quantize_per_token(
     array([[ 2,  2],
            [-6,  7]], dtype=int8)
     """
-    x = checks.real(input)
-    plan = checks.tokens(x.shape)
-    return _per_row(plan, x, scales, zero_points, quant_min, quant_max, dtype, rounding, out)
+    x, target = checks.real(input), dtypes.target(dtype)
+    plan = _per_token(x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding)
+    return _quantize_rows(plan, x, scales, zero_points, target, out)
 
 
 def dequantize_per_token(
@@ -597,12 +599,8 @@ def dequantize_per_token(
            [-3. ,  3.5]], dtype=float32)
     """
     q = checks.codes(input, dtype)
-    granularity, shapes = checks.tokens(q.shape)
-    s, z = checks.kept_qparams(scales, zero_points, shapes, q)
-    _within(quant_min, quant_max, q.dtype, type(q))
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), _QPARAMS, (s, z))
-    _dequantize_promoted(granularity, q, s, z, y)
-    return y
+    plan = _from_tokens(q.shape, quant_min, quant_max, q.dtype, type(q))
+    return _dequantize_rows(plan, q, scales, zero_points, output_dtype, out)
 
 
 def quantize_per_channel_group(
@@ -696,9 +694,9 @@ def quantize_per_channel_group(
     >>> nq.quantize_per_channel_group(w, scales, [[0, 0]], -8, 7, np.int8, group_size=2)
     array([[ 1, -4,  3,  7]], dtype=int8)
     """
-    x = checks.real(input)
-    plan = checks.groups(x.shape, group_size, 2)
-    return _per_row(plan, x, scales, zero_points, quant_min, quant_max, dtype, rounding, out)
+    x, target = checks.real(input), dtypes.target(dtype)
+    plan = _per_group(x.shape, group_size, x.dtype, type(x), quant_min, quant_max, target, rounding)
+    return _quantize_rows(plan, x, scales, zero_points, target, out)
 
 
 def dequantize_per_channel_group(
@@ -785,12 +783,8 @@ def dequantize_per_channel_group(
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
     q = checks.codes(w_int8, dtype, "w_int8")
-    granularity, shapes = checks.groups(q.shape, group_size, 2, "w_int8")
-    s, z = _qparams_or_none(scales, zero_points, shapes, q)
-    _within(quant_min, quant_max, q.dtype, type(q))
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), _QPARAMS, (s, z))
-    _dequantize_promoted(granularity, q, s, z, y)
-    return y
+    plan = _from_groups(q.shape, group_size, quant_min, quant_max, q.dtype, type(q))
+    return _dequantize_rows(plan, q, scales, zero_points, output_dtype, out)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -799,7 +793,30 @@ def dequantize_per_channel_group(
 _QPARAMS = "scales", "zero_points"
 
 
+#: Zero points up to here, and their differences with codes, are exact in float32.
+_SMALL = checks.EXACT32
+#: What stands for the bounds of codes, and in which precision, where nothing is clamped.
+_NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
+
+#: Granularity, shapes of qparams, constants and their precision, and whether to divide.
+_Plan = tuple[layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool]
+
+
 @checks.remembered
+def _per_channel(shape: tuple[int, ...], axis: Any, *codes: Any) -> _Plan:
+    return *checks.channels(shape, axis), *_codes(*codes)
+
+
+@checks.remembered
+def _per_token(shape: tuple[int, ...], *codes: Any) -> _Plan:
+    return *checks.tokens(shape), *_codes(*codes)
+
+
+@checks.remembered
+def _per_group(shape: tuple[int, ...], group_size: Any, *codes: Any) -> _Plan:
+    return *checks.groups(shape, group_size, 2), *_codes(*codes)
+
+
 def _codes(
     dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, target: dtypes.DType,
     rounding: Any,
@@ -810,8 +827,26 @@ def _codes(
     return checks.constants(lo, hi, target), names, checks.divides(rounding)
 
 
-#: Whether the bounds lie within those of the dtype of the codes.
-_within = checks.remembered(checks.bounds_of)
+#: Granularity and shapes of qparams; the bounds of the codes are only checked.
+_Back = tuple[layout.Granularity, checks.Shapes]
+
+
+@checks.remembered
+def _from_channels(shape: tuple[int, ...], axis: Any, *bounds: Any) -> _Back:
+    checks.bounds_of(*bounds)
+    return checks.channels(shape, axis)
+
+
+@checks.remembered
+def _from_tokens(shape: tuple[int, ...], *bounds: Any) -> _Back:
+    checks.bounds_of(*bounds)
+    return checks.tokens(shape)
+
+
+@checks.remembered
+def _from_groups(shape: tuple[int, ...], group_size: Any, *bounds: Any) -> _Back:
+    checks.bounds_of(*bounds)
+    return checks.groups(shape, group_size, 2, "w_int8")
 
 
 def _quantizing_on_device(
@@ -848,11 +883,6 @@ def _output_dtype(dtype: Any, name: str) -> dtypes.DType:
     return dtypes.float32 if dtype is None else dtypes.floating(dtype, name)
 
 
-def _at_least(s: Array, x: Array) -> Array:
-    """Scales in float64 for float64 input, whose every step is in float64."""
-    return checks.cast(s, x.dtype) if x.dtype == dtypes.float64 else s
-
-
 def _qparams_or_none(
     scales: Any, zero_points: Any, shapes: checks.Shapes, q: Array
 ) -> tuple[Array, Array]:
@@ -868,14 +898,11 @@ def _by_division(lib: Any, target: dtypes.DType) -> Any:
     return lib.quantize_by_division_to_float8 if float8 else lib.quantize_by_division
 
 
-def _per_row(
-    plan: tuple[layout.Granularity, checks.Shapes], x: Array, scales: Any, zero_points: Any,
-    quant_min: Any, quant_max: Any, dtype: Any, rounding: Any, out: Any,
-) -> Array:  # fmt: skip
+def _quantize_rows(
+    plan: _Plan, x: Array, scales: Any, zero_points: Any, target: dtypes.DType, out: Any
+) -> Array:
     """Quantize per token or group."""
-    target = dtypes.target(dtype)
-    granularity, shapes = plan
-    constants, names, divide = _codes(x.dtype, type(x), quant_min, quant_max, target, rounding)
+    granularity, shapes, constants, names, divide = plan
     s, z = checks.kept_qparams(scales, zero_points, shapes, x)
     y = checks.output(out, x, target, _QPARAMS, (s, z))
     lib = backend.of(x)
@@ -894,7 +921,7 @@ def _dequantize(
     lib = backend.of(q)
     kernel = lib.dequantize
     if y.dtype.itemsize == 2 and q.dtype.itemsize == 1 and _codes_of_one_byte(z, q.dtype):
-        kernel, names = lib.dequantize_promoted, ("float32", "float32", "float32")
+        kernel, names = lib.dequantize_promoted, _IN_FLOAT32
         z = z.astype(np.float32) if type(z) is np.ndarray else z
     kernel(granularity, q, s, z, constants, names, y)
 
@@ -909,29 +936,43 @@ def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
     return type(z) in (int, float) and lo <= z <= hi and z == int(z)
 
 
-def _dequantize_promoted(
-    granularity: layout.Granularity, q: Array, s: Array, z: Array, y: Array
-) -> None:
-    """Bring scales and zero points to the precision that PyTorch's promotion gives."""
-    kind = "float32"
+def _dequantize_rows(
+    plan: _Back, q: Array, scales: Any, zero_points: Any, output_dtype: Any, out: Any
+) -> Array:
+    """Dequantize per token or group."""
+    granularity, shapes = plan
+    found, code = None, "float32"
+    if q.dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
+        found = checks.usual(scales, zero_points, shapes, checks.CODES, -_SMALL, _SMALL, q)
+    if found is not None:
+        s, z = found[0], found[1].astype(dtypes.float32)
+    else:
+        s, z = _qparams_or_none(scales, zero_points, shapes, q)
+        s, z, code = _promoted(q, s, z)
+    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), _QPARAMS, (s, z))
+    lib = backend.of(q)
+    lib.dequantize_promoted(granularity, q, s, z, _NO_CODES, ("float32", code, "float32"), y)
+    return y
+
+
+def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
+    """Scales and zero points in the precision of PyTorch's promotion; its name for a number."""
+    code = "float32"
     if checks.on_device(q):
         # Integers stay integers, of which the difference is exact; nobody looks how large they are.
         if q.dtype in dtypes.FLOAT8:
             if type(z) is not int and z.dtype.kind == "i":
                 z = checks.cast(z, dtypes.float32)
         else:
-            kind = "int32"
+            code = "int32"
         if type(z) is not int and z.dtype in dtypes.FLOATS:
             s = checks.cast(s, dtypes.promote(s.dtype, z.dtype))
     elif type(z) is np.ndarray:
         fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":
             # float32 holds the difference exactly, unless a zero point or a code is too large.
-            end = checks.EXACT32
-            small = q.dtype != dtypes.int32 and checks.outside(z, -end, end) < 0
+            small = q.dtype != dtypes.int32 and checks.outside(z, -_SMALL, _SMALL) < 0
             z = z.astype(dtypes.float32 if small else dtypes.float64)
         if fractional and type(s) is np.ndarray:
             s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
-    backend.of(q).dequantize_promoted(
-        granularity, q, s, z, (0, 0, 0), ("float32", kind, "float32"), y
-    )
+    return s, z, code

@@ -146,7 +146,7 @@ class Observer(Module):
             axis = checks.axis_of(self.ch_axis, data, "ch_axis")
             granularity = layout.per_channel(data.shape, axis)
         else:
-            granularity = Granularity(1, data.size, None)
+            granularity = layout.whole(data.size)
         if type(data) is not ArraySpec and data.size:
             self._check_channels(granularity.channels)
             self._observe(granularity, data)
@@ -170,7 +170,7 @@ class Observer(Module):
             return False  # it came to a GPU with what was seen
         if self.min_val.ndim:
             return self.min_val.size == 0
-        return bool(self.min_val == math.inf and self.max_val == -math.inf)
+        return bool(self.min_val.item() == math.inf and self.max_val.item() == -math.inf)
 
     def _set_range(self, least: Array, greatest: Array) -> None:
         """Keep the extremes, which have one element a channel."""
@@ -291,8 +291,8 @@ def extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
 
 def kept(least: Array, greatest: Array) -> tuple[Array, Array]:
     """A range in float32. No zero has a sign: which is the least would depend on order."""
-    low, high = (without_negative_zero(astype(v, FLOAT)) for v in (least, greatest))
-    return low, high
+    low, high = astype(least, FLOAT), astype(greatest, FLOAT)
+    return without_negative_zero(low), without_negative_zero(high)
 
 
 def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
@@ -313,8 +313,8 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
 
 def widen_range(observer: Observer, least: Array, greatest: Array) -> None:
     if not observer._unset:
-        low, high = (beside(least, flat(v)) for v in (observer.min_val, observer.max_val))
-        least, greatest = minimum(least, low), maximum(greatest, high)
+        least = minimum(least, beside(least, flat(observer.min_val)))
+        greatest = maximum(greatest, beside(greatest, flat(observer.max_val)))
     observer._set_range(least, greatest)
 
 

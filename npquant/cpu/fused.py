@@ -1,0 +1,100 @@
+"""A step of training with one scale: see a range, choose qparams, and fake quantize with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from npquant.cpu.fake_quantize import fake_quantize_per_tensor
+from npquant.cpu.loops import NUMBERS
+from npquant.cpu.qparams import (
+    TOGETHER,
+    Choose,
+    Observe,
+    choose_fbgemm,
+    choose_fbgemm_symmetric,
+    observe_fbgemm,
+    observe_fbgemm_symmetric,
+    range_of,
+)
+from npquant.cpu.target import Types, array_type, compiled
+from npquant.dtypes import EXACT32, affine_precision, float32
+from npquant.formulas import fake_quantize as f
+from npquant.formulas.qparams import fbgemm_qparams, fbgemm_symmetric_qparams, moving_average
+from npquant.layout import PER_TENSOR, Granularity
+from npquant.primitives import item, like, store
+
+Array = np.ndarray[Any, Any]
+
+
+class Fused:
+    """x -> its running range and qparams, in place, and x fake quantized: small arrays at once."""
+
+    def __init__(self, formula: Callable[..., Any], observe: Observe, choose: Choose) -> None:
+        def whole(
+            x: Any, observing: Any, constant: Any, low: Any, high: Any, lo: Any, hi: Any, eps: Any,
+            scale: Any, zero_point: Any, least_code: Any, greatest_code: Any, y: Any, mask: Any,
+        ) -> Any:  # fmt: skip
+            """Whether `y` is written too: not if the zero point is too large for float32."""
+            if observing:
+                least, greatest = range_of(x, 0, 1, x.size)
+                low[0] = moving_average(low[0], like(least, low[0]), constant)
+                high[0] = moving_average(high[0], like(greatest, high[0]), constant)
+            chosen = formula(low[0], high[0], lo, hi, eps, 0, item(scale))
+            scale[0] = like(chosen[0], item(scale))
+            zero_point[0] = like(chosen[1], item(zero_point))
+            if abs(chosen[1]) > EXACT32:
+                return False
+            constants = least_code, greatest_code, 0
+            p = f.affine(x, scale[0], like(chosen[1], least_code), constants, y)
+            for k in range(np.uintp(x.size)):
+                value, inside = f.fake_quantize_per_tensor(x[k], p, constants, y)
+                store(y, k, value)
+                store(mask, k, inside)
+            return True
+
+        self._whole = compiled(whole, lambda key: _signature(*key))
+        self._observe, self._choose = observe, choose
+
+    def __call__(
+        self, granularity: Granularity, x: Array, observing: bool, constant: float, low: Array,
+        high: Array, bounds: tuple[int, int], eps: float, scale: Array, zero_point: Array,
+        precision: tuple[str, str, str], y: Array, mask: Array | None,
+    ) -> None:  # fmt: skip
+        """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
+        code = precision[2]
+        if x.size <= TOGETHER and code != "wide" and x.flags.carray and y.flags.carray:
+            run = self._whole[x.dtype, zero_point.dtype, code, mask is None]
+            lo, hi = bounds
+            u, v, w = x, y, mask
+            if x.ndim != 1:
+                u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
+            if run(u, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, v, w):
+                return
+        elif observing:
+            self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,
+                          zero_point)  # fmt: skip
+        else:
+            self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
+        z = int(zero_point.item())
+        if z > EXACT32 or z < -EXACT32:
+            precision = affine_precision(x.dtype, *bounds, z)
+        fake_quantize_per_tensor(PER_TENSOR, x, scale.item(), z, (*bounds, 0), precision, y, mask)
+
+
+def _signature(x: Any, zero_point: Any, code: str, unmasked: bool) -> Types:
+    bound, integer, number = array_type(float32), types.int64, NUMBERS[code]
+    mask = types.none if unmasked else array_type(np.dtype(np.bool_))
+    return (
+        array_type(x), types.boolean, types.float32, bound, bound, integer, integer, types.float32,
+        bound, array_type(zero_point), number, number, array_type(x), mask,
+    )  # fmt: skip
+
+
+fused_fbgemm = Fused(fbgemm_qparams, observe_fbgemm, choose_fbgemm)
+fused_fbgemm_symmetric = Fused(
+    fbgemm_symmetric_qparams, observe_fbgemm_symmetric, choose_fbgemm_symmetric
+)

@@ -1,0 +1,43 @@
+"""A step of training with one scale: see a range, choose qparams, and fake quantize with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npquant.cuda.convert import cast
+from npquant.cuda.fake_quantize import fake_quantize_per_tensor
+from npquant.cuda.qparams import (
+    Choose,
+    Observe,
+    choose_fbgemm,
+    choose_fbgemm_symmetric,
+    observe_fbgemm,
+    observe_fbgemm_symmetric,
+)
+from npquant.dtypes import int32
+from npquant.layout import PER_TENSOR, Granularity
+
+
+class Fused:
+    """x -> its running range and qparams, in place, and x fake quantized."""
+
+    def __init__(self, observe: Observe, choose: Choose) -> None:
+        self._observe, self._choose = observe, choose
+
+    def __call__(
+        self, granularity: Granularity, x: Any, observing: bool, constant: float, low: Any,
+        high: Any, bounds: tuple[int, int], eps: float, scale: Any, zero_point: Any,
+        precision: tuple[str, str, str], y: Any, mask: Any,
+    ) -> None:  # fmt: skip
+        """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
+        if observing:
+            self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,
+                          zero_point)  # fmt: skip
+        else:
+            self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
+        z = cast(zero_point, int32)
+        fake_quantize_per_tensor(PER_TENSOR, x, scale, z, (*bounds, 0), precision, y, mask)
+
+
+fused_fbgemm = Fused(observe_fbgemm, choose_fbgemm)
+fused_fbgemm_symmetric = Fused(observe_fbgemm_symmetric, choose_fbgemm_symmetric)
