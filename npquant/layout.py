@@ -32,6 +32,14 @@ class Layout(NamedTuple):
     inner: int
 
 
+class Spans(NamedTuple):
+    """Runs that memory tears apart, seen as (outer, run, beside): see `Granularity.spans`."""
+
+    outer: int
+    run: int
+    beside: int
+
+
 class Granularity(NamedTuple):
     """Which elements share a scale: the axis of the channels, or a fixed run of elements.
 
@@ -56,6 +64,18 @@ class Granularity(NamedTuple):
             return Layout(shape[0], prod(shape[i] for i in order[order.index(0) + 1 :]))
         after = order[order.index(self.axis) + 1 :]
         return Layout(self.channels, prod(shape[i] for i in after))
+
+    def spans(self, shape: tuple[int, ...], order: tuple[int, ...]) -> Spans | None:
+        """Runs along the last axis, in data that lies in memory with its axes in `order`.
+
+        Element (a, i, b) of (outer, run, beside) has scale a * beside + b, once the scales lie in
+        that order too: as an array of shape[:-1] and the runs of a row. None of other runs.
+        """
+        if self.axis is not None or not self.inner or shape[-1] % self.inner:
+            return None
+        place = order.index(len(shape) - 1)
+        outer = prod(shape[i] for i in order[:place]) * (shape[-1] // self.inner)
+        return Spans(outer, self.inner, prod(shape[i] for i in order[place + 1 :]))
 
 
 #: One scale for everything: a run of whatever length the array has, which 0 stands for.

@@ -108,35 +108,42 @@ class Elementwise:
                 c = c + 1 if c + 1 < channels else 0
 
         def periods(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, repeats: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
+            """The channels are repeated so often; then come as many others."""
             constants = lo, hi, nan
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
-            period = _repeated(channels * inner)
-            start = begin - (first + begin) % period  # of the period that `begin` lies in
-            for part in range(0, period, table.ROWS):
-                rows = min(table.ROWS, period - part)
-                table.fill(columns, part, rows, parameters, x, scale, zero_point,
-                           channels, inner, constants, y)  # fmt: skip
-                for top in range(start + part, end, AT_ONCE * period):
-                    for row in range(0, rows, NEAR):
-                        stop = min(row + NEAR, rows) - row
-                        for i in range(top + row, min(top + AT_ONCE * period, end), period):
-                            above, below = max(begin - i, 0), min(end - i, stop)
-                            base, at_row = np.uintp(i + above), np.uintp(row + above)
-                            for k in range(np.uintp(max(below - above, 0))):
-                                p = table.take(columns, at_row + k, kind)
-                                value, inside = element(each(x, base + k), p, constants, y)
-                                store(y, base + k, value)
-                                store(mask, base + k, inside)
+            span = channels * inner * repeats
+            period = _repeated(channels * inner, span)
+            while begin < end:
+                skip = (first + begin) % span
+                lowest = (first + begin) // span * channels
+                last = min(end, begin + span - skip)
+                start = begin - skip % period  # of the period that `begin` lies in
+                for part in range(0, period, table.ROWS):
+                    rows = min(table.ROWS, period - part)
+                    table.fill(columns, part, rows, parameters, x, scale, zero_point,
+                               lowest, channels, inner, constants, y)  # fmt: skip
+                    for top in range(start + part, last, AT_ONCE * period):
+                        for row in range(0, rows, NEAR):
+                            stop = min(row + NEAR, rows) - row
+                            for i in range(top + row, min(top + AT_ONCE * period, last), period):
+                                above, below = max(begin - i, 0), min(last - i, stop)
+                                base, at_row = np.uintp(i + above), np.uintp(row + above)
+                                for k in range(np.uintp(max(below - above, 0))):
+                                    p = table.take(columns, at_row + k, kind)
+                                    value, inside = element(each(x, base + k), p, constants, y)
+                                    store(y, base + k, value)
+                                    store(mask, base + k, inside)
+                begin = last
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
         self._runs = Kernel(runs, f"{name}_runs", _signature, work)
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
-        self._periods = Kernel(periods, f"{name}_periods", _signature, work)
+        self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
 
     def __call__(
         self,
@@ -179,31 +186,32 @@ class Elementwise:
             channels, inner, _ = granularity
             x, y = x.reshape(n), y.reshape(n)
             mask = None if mask is None else mask.reshape(n)
-            self._flat(channels, inner or n, 0, x, scale, zero_point, constants, precision, y, mask)
+            piece = channels, inner or n, 0, 0
+            self._flat(piece, x, scale, zero_point, constants, precision, y, mask)
             return
-        for layout, first, (u, v, w) in pieces(granularity, (x,), (y, mask)):
-            channels, inner = layout
-            self._flat(
-                channels, inner or n, first, u, scale, zero_point, constants, precision, v, w
-            )
+        for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
+            self._flat(piece, u, s, z, constants, precision, v, w)
 
     def _flat(
-        self, channels: int, inner: int, first: int, x: Any, scale: Any, zero_point: Any,
+        self, piece: tuple[int, int, int, int], x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
         mask: Array | None = None,
     ) -> None:  # fmt: skip
+        channels, inner, repeats, first = piece
         n = y.size
         if n == 0:
             return
         kernel, items, grain = self._runs, n, GRAIN
         types_: tuple[Any, ...] = precision
+        cut: tuple[int, ...] = first, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
-            if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
+            if repeats or (inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n)):
                 kernel, grain = self._periods, _grain(channels * inner)
+                cut = *cut, repeats or -(-(first + n) // (channels * inner))
             elif inner <= LONG and not (inner % BLOCK or first % inner or n % inner):
                 kernel, items, grain = self._blocks, n // inner, GRAIN // inner
-        args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
+        args = (*cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
@@ -216,11 +224,8 @@ class ElementwiseOfSeveral(Elementwise):
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
-        n = y.size
-        for (channels, inner), first, (*x, v) in pieces(granularity, inputs, (y,)):
-            self._flat(
-                channels, inner or n, first, tuple(x), scale, zero_point, constants, precision, v
-            )
+        for piece, (*x, v), (s, z) in pieces(granularity, inputs, (y,), (scale, zero_point)):
+            self._flat(piece, tuple(x), s, z, constants, precision, v)
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
@@ -236,6 +241,10 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
     )  # fmt: skip
 
 
+def _periods_signature(*key: Any) -> Types:
+    return types.intp, *_signature(*key)
+
+
 def _periodic(channels: int, inner: int, size: int) -> bool:
     """Whether a period comes around often enough to be worth a table."""
     return inner == 1 or 4 * channels * inner <= size
@@ -247,9 +256,10 @@ def _grain(period: int) -> int:
 
 
 @register_jitable
-def _repeated(period: Any) -> Any:
-    """A multiple of `period` that is no shorter than LEAST_PERIOD."""
-    return (LEAST_PERIOD + period - 1) // period * period if period < LEAST_PERIOD else period
+def _repeated(period: Any, span: Any) -> Any:
+    """A multiple of `period` that is no shorter than LEAST_PERIOD, but much shorter than `span`."""
+    least = min(LEAST_PERIOD, span // 8)
+    return (least + period - 1) // period * period if period < least else period
 
 
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
@@ -266,7 +276,7 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
         if n and all(map(plain, arrays)):
             kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))
         elif n:
-            for _, _, flat in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
+            for _, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
                 m = flat[0].size
                 kernel(m, m, tuple(flat), tuple([a.dtype for a in flat]))
 

@@ -263,7 +263,7 @@ class Gradients:
                 c, tile = task // tiles * block, task % tiles
                 width = min(block, channels - c)
                 table.fill(columns, c, width, parameters, x, scale, zero_point,
-                           channels, 1, constants, y)  # fmt: skip
+                           0, channels, 1, constants, y)  # fmt: skip
                 _clear(lanes, width * 2 * LANES)
                 e = tile * TILE
                 stop = min(count, e + TILE)
@@ -310,7 +310,7 @@ class Gradients:
                 c, tile = task // tiles * block, task % tiles
                 width = min(block, channels - c)
                 table.fill(columns, c, width, parameters, x, scale, zero_point,
-                           channels, 1, constants, y)  # fmt: skip
+                           0, channels, 1, constants, y)  # fmt: skip
                 pitch = (width + LANES - 1) // LANES * LANES
                 _clear(lanes, pitch * 2 * LANES)
                 for row in range(tile * TILE, min(count, (tile + 1) * TILE)):

@@ -8,16 +8,19 @@ piece into buffers that stay in cache, so no temporary of the size of the input 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from npquant.layout import Granularity, Layout, memory_order
+from npquant.layout import Granularity, Layout, Spans, memory_order
 
 Array = np.ndarray[Any, Any]
 
 #: Elements of a packed piece: two or three buffers of it fit a second-level cache.
 PIECE = 1 << 14
+
+#: Scales and as many zero points that are put into the order of the data at a time.
+SCALES = 1 << 15
 
 
 def plain(x: Array) -> bool:
@@ -26,31 +29,78 @@ def plain(x: Array) -> bool:
     return flags.carray or (flags.c_contiguous and flags.aligned)
 
 
-def pieces(
-    granularity: Granularity, inputs: tuple[Array, ...], outputs: tuple[Array | None, ...]
-) -> Iterator[tuple[Layout, int, list[Any]]]:
-    """Yield (layout, first, flat arrays) until everything is done; outputs may be None.
+class Piece(NamedTuple):
+    """How a flat piece is cut.
 
-    `first` is the place of a piece's first element in the flat data. What the consumer writes to
-    the flat outputs is in the outputs once it asks for the next piece.
+    `channels` runs of `inner` elements, again and again; where `repeats` is not 0, after so many
+    times come as many other channels. `first` is the place of its first element in all of this.
+    """
+
+    channels: int
+    inner: int
+    repeats: int
+    first: int
+
+
+def pieces(
+    granularity: Granularity,
+    inputs: tuple[Array, ...],
+    outputs: tuple[Array | None, ...],
+    qparams: tuple[Any, ...] = (),
+) -> Iterator[tuple[Piece, list[Any], tuple[Any, ...]]]:
+    """Yield (piece, flat arrays, qparams of its channels) until everything is done.
+
+    Outputs may be None. What the consumer writes to the flat outputs is in the outputs once it asks
+    for the next piece.
     """
     arrays = [a for a in (*inputs, *outputs) if a is not None]
-    whole = _in_memory_order(granularity, arrays)
-    if whole is not None:
-        layout, order = whole
-        yield layout, 0, [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
+    shape, size = arrays[0].shape, arrays[0].size
+    if size == 0:
         return
+    alike, order = _common_order(arrays)
+    if alike:
+        layout = granularity.layout(shape, order)
+        flat = [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
+        if layout is not None:
+            yield Piece(layout.channels, layout.inner or size, 0, 0), flat, qparams
+            return
+        spans = granularity.spans(shape, order)  # type: ignore[arg-type]
+        if spans is not None and _worth(spans):
+            grid = *shape[:-1], shape[-1] // granularity.inner
+            ordered = [q.reshape(grid).transpose(order) for q in qparams]
+            yield from _parts(spans, flat, ordered)
+            return
 
-    if arrays[0].size == 0:
-        return
-    layout, first = Layout(granularity.channels, granularity.inner), 0
+    first = 0
     access = ["readonly"] * len(inputs) + ["writeonly"] * (len(arrays) - len(inputs))
     with _packed(arrays, access) as packed:
-        for piece in packed:
-            flat = iter(piece if type(piece) is tuple else (piece,))
-            found: list[Any] = [a if a is None else next(flat) for a in (*inputs, *outputs)]
-            yield layout, first, found
+        for part in packed:
+            each = iter(part if type(part) is tuple else (part,))
+            found: list[Any] = [a if a is None else next(each) for a in (*inputs, *outputs)]
+            piece = Piece(granularity.channels, granularity.inner or size, 0, first)
+            yield piece, found, qparams
             first += found[0].size
+
+
+def _worth(spans: Spans) -> bool:
+    """Whether tables of what lies side by side are worth making, and small."""
+    _, run, beside = spans
+    return beside <= SCALES and (beside >= 16 or beside == 1 or run * beside >= 1024)
+
+
+def _parts(
+    spans: Spans, flat: list[Any], qparams: list[Array]
+) -> Iterator[tuple[Piece, list[Any], tuple[Any, ...]]]:
+    """Yield as `pieces`: flat data as it lies, and the qparams, put into its order part by part."""
+    outer, run, beside = spans
+    count = min(SCALES // beside, outer)
+    rooms = [_Spans(q, "readonly", count * beside) for q in qparams]
+    for a in range(0, outer, count):
+        z = min(a + count, outer)
+        piece = Piece(z - a, run, 0, 0) if beside == 1 else Piece(beside, 1, run, 0)
+        part = slice(a * run * beside, z * run * beside)
+        scales = tuple([room.read(a * beside, z * beside) for room in rooms])
+        yield piece, [x if x is None else x[part] for x in flat], scales
 
 
 def _packed(arrays: list[Array], access: list[str], *flags: Any) -> Any:
@@ -65,20 +115,15 @@ def _packed(arrays: list[Array], access: list[str], *flags: Any) -> Any:
     )
 
 
-def _in_memory_order(
-    granularity: Granularity, arrays: list[Array]
-) -> tuple[Layout, tuple[int, ...] | None] | None:
-    """The layout and the order of the axes, where all `arrays` lie alike in memory."""
+def _common_order(arrays: list[Array]) -> tuple[bool, tuple[int, ...] | None]:
+    """Whether all `arrays` are dense and lie alike, and the order of their axes (None: C)."""
     if all(plain(a) for a in arrays):
-        return Layout(granularity.channels, granularity.inner), None
+        return True, None
     orders = {memory_order(a) for a in arrays}
     if len(orders) > 1 or not all(a.flags.aligned for a in arrays):
-        return None
+        return False, None
     order = orders.pop()
-    if order is None:
-        return None
-    layout = granularity.layout(arrays[0].shape, order)
-    return None if layout is None else (layout, order)
+    return order is not None, order
 
 
 def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
@@ -100,9 +145,9 @@ def channel_pieces(
     arrays = [*inputs, *outputs]
     size = arrays[0].size
     count = size // granularity.channels
-    whole = _in_memory_order(granularity, arrays)
-    if whole is not None and not (ordered and reordered(granularity, whole[1])):
-        layout, order = whole
+    alike, order = _common_order(arrays)
+    layout = granularity.layout(arrays[0].shape, order) if alike else None
+    if layout is not None and not (ordered and reordered(granularity, order)):
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
         yield layout, *everything, [_flat(a, order) for a in arrays]
         return

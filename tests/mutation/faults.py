@@ -49,6 +49,7 @@ OPTIM, METRICS = tests("optim", "rule"), tests("metrics", "values")
 EXTREMES, MIDDLE = tests("observers", "extremes"), tests("observers", "qparams", "reduced_range")
 ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
 DATA = tests("layouts", "layout_of_the_data")
+PERMUTED = tests("layouts", "permuted_axes[quantize_per_token-(2, 3, 17, 4, 12)]")
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
 SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
 STATE = tests("state", "malformed_state_of_an_optimizer")
@@ -334,21 +335,29 @@ FAULTS = (
           "            c = 0\n",
           "a piece that begins in a later channel", PIECES),
     Fault("cpu/loops.py",
-          "start = begin - (first + begin) % period",
+          "start = begin - skip % period",
           "start = begin - begin % period",
           "a piece that begins within a period", SHORT),
     Fault("cpu/table.py",
-          "    skip = row % inner\n",
-          "    skip = 0\n",
+          "skip, k = row % inner, 0",
+          "skip, k = 0, 0",
           "a table that begins within a channel", SHORT),
     Fault("cpu/table.py",
-          "            for i in range(k, k + m):\n",
-          "            for i in range(k, k + m - 1):\n",
+          "for i in range(k, k + m):",
+          "for i in range(k, k + m - 1):",
           "a row of the table left out", SHORT),
     Fault("cpu/walk.py",
-          "yield layout, first, found",
-          "yield layout, 0, found",
+          "granularity.inner or size, 0, first)",
+          "granularity.inner or size, 0, 0)",
           "a piece that does not know where it begins", PIECES),
+    Fault("cpu/walk.py",
+          "ordered = [q.reshape(grid).transpose(order) for q in qparams]",
+          "ordered = [q.reshape(grid) for q in qparams]",
+          "scales that are not put into the order of the data", PERMUTED),
+    Fault("cpu/loops.py",
+          "lowest = (first + begin) // span * channels",
+          "lowest = 0",
+          "the first scales for all that lies side by side", PERMUTED),
     # --- autograd, observers, optimizers ----------------------------------------------------------
     Fault("autograd/tape.py",
           "grads[k] = add(grads[k], part) if k in grads else _array(part)",
