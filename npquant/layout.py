@@ -13,7 +13,8 @@ per channel group    1                       n / group_size        group_size
 
 A dense array whose axes are permuted in memory (channels-last, Fortran order) is processed as it
 lies: the same table, applied to its axes in memory order. `Granularity` says what belongs
-together; `Granularity.layout` gives (channels, inner) for an order of the axes.
+together; `Granularity.layout` gives (channels, inner) for an order of the axes, and
+`Granularity.spans` what becomes of runs that it tears apart.
 """
 
 from __future__ import annotations

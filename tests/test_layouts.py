@@ -13,7 +13,7 @@ import pytest
 
 import npquant
 import oracle
-from calls import CALLS, DATA, NEAR, STATE, arguments, axes, axis_name, fits, results
+from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
 from cases import assert_same
 from npquant.cpu import target, walk
 
@@ -333,6 +333,7 @@ PERMUTED = (
 CROSSED = (
     *((3, n, 20) for n in (3, 15, 16, 17, 31, 33, 65, 256, 1025)),
     (2, 5, 4096),
+    (3, 65, 260),
     (2, 3, 4100),
     (2, 8200, 4),
     (17, 16, 64),
@@ -341,7 +342,13 @@ CROSSED = (
 )
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """What NumPy packs otherwise, kernels do."""
+    monkeypatch.setattr(walk, "PIECE", 100)
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
 @pytest.mark.parametrize("shape", CROSSED, ids=str)
 @pytest.mark.parametrize("name", PERMUTED)
 def test_permuted_axes(name, shape):
@@ -378,6 +385,22 @@ def test_scales_are_put_into_order_part_by_part(name, monkeypatch):
         for order in permutations(range(len(shape))):
             got = results(name, relaid(kwargs, lambda x, order=order: in_order(x, order), DATA))
             assert_same(got, whole, (most, order))
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_results_that_are_not_flat(name):
+    """Data and results that lie in any two ways, of several pieces."""
+    shape = (19, 36)
+    for axis in axes(name, shape):
+        kwargs = arguments(name, shape, axis)
+        whole = results(name, kwargs)[0]
+        for lay in (DENSE["Fortran"], every_second, reversed_axes, unaligned):
+            for lay_out in (DENSE["Fortran"], every_second, unaligned):
+                out = lay_out(np.full_like(whole, 1))
+                given = relaid(kwargs, lay, DATA) | {"out": out}
+                assert results(name, given)[0] is out
+                assert_same((out,), (whole,), (axis, lay, lay_out))
 
 
 # --- segments and threads -------------------------------------------------------------------------

@@ -17,9 +17,9 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from npquant.cpu import table
+from npquant.cpu import strided, table
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type
-from npquant.cpu.walk import pieces, plain
+from npquant.cpu.walk import Piece, pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, each, store
 
@@ -124,6 +124,8 @@ class Elementwise:
                 start = begin - skip % period  # of the period that `begin` lies in
                 for part in range(0, period, table.ROWS):
                     rows = min(table.ROWS, period - part)
+                    if start + part + rows <= begin and start + part + period >= last:
+                        continue  # there is less than a period, and none of this
                     table.fill(columns, part, rows, parameters, x, scale, zero_point,
                                lowest, channels, inner, constants, y)  # fmt: skip
                     for top in range(start + part, last, AT_ONCE * period):
@@ -139,11 +141,42 @@ class Elementwise:
                                     store(mask, base + k, inside)
                 begin = last
 
+        run, repeat = register_jitable(runs), register_jitable(periods)
+
+        def runs_apart(
+            begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """`runs` of inputs that are not flat."""
+            room = strided.room(x)
+            for first in range(begin, end, strided.PIECE):
+                m = min(strided.PIECE, end - first)
+                u = strided.taken(x, views, 0, first, m, room)
+                v, w = strided.part(y, first, m), strided.part(mask, first, m)
+                run(0, m, first, channels, inner, u, scale, zero_point, lo, hi, nan, v, w)
+
+        def periods_apart(
+            begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """`periods` of inputs that are not flat."""
+            room = strided.room(x)
+            for first in range(begin, end, strided.PIECE):
+                m = min(strided.PIECE, end - first)
+                u = strided.taken(x, views, 0, first, m, room)
+                v, w = strided.part(y, first, m), strided.part(mask, first, m)
+                repeat(0, m, first, channels, inner, repeats, u, scale, zero_point, lo, hi, nan, v,
+                       w)  # fmt: skip
+
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
         self._runs = Kernel(runs, f"{name}_runs", _signature, work)
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
         self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
+        self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
+        self._periods_apart = Kernel(
+            periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
+        )
 
     def __call__(
         self,
@@ -186,30 +219,32 @@ class Elementwise:
             channels, inner, _ = granularity
             x, y = x.reshape(n), y.reshape(n)
             mask = None if mask is None else mask.reshape(n)
-            piece = channels, inner or n, 0, 0
+            piece = Piece(channels, inner or n)
             self._flat(piece, x, scale, zero_point, constants, precision, y, mask)
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
     def _flat(
-        self, piece: tuple[int, int, int, int], x: Any, scale: Any, zero_point: Any,
+        self, piece: Piece, x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
         mask: Array | None = None,
     ) -> None:  # fmt: skip
-        channels, inner, repeats, first = piece
+        channels, inner, repeats, first, views = piece
         n = y.size
         if n == 0:
             return
-        kernel, items, grain = self._runs, n, GRAIN
+        apart = views is not None
+        kernel, items, grain = self._runs_apart if apart else self._runs, n, GRAIN
         types_: tuple[Any, ...] = precision
-        cut: tuple[int, ...] = first, channels, inner
+        cut: tuple[Any, ...] = views if apart else first, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
             if repeats or (inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n)):
-                kernel, grain = self._periods, _grain(channels * inner)
+                kernel = self._periods_apart if apart else self._periods
+                grain = _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif inner <= LONG and not (inner % BLOCK or first % inner or n % inner):
+            elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
                 kernel, items, grain = self._blocks, n // inner, GRAIN // inner
         args = (*cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
@@ -245,6 +280,15 @@ def _periods_signature(*key: Any) -> Types:
     return types.intp, *_signature(*key)
 
 
+def _apart(signature: Callable[..., Types]) -> Callable[..., Types]:
+    """The types of a kernel that takes views where others take where a piece begins."""
+
+    def with_views(*key: Any) -> Types:
+        return strided.VIEWS, *signature(*key)[1:]
+
+    return with_views
+
+
 def _periodic(channels: int, inner: int, size: int) -> bool:
     """Whether a period comes around often enough to be worth a table."""
     return inner == 1 or 4 * channels * inner <= size
@@ -265,6 +309,16 @@ def _repeated(period: Any, span: Any) -> Any:
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
     """A kernel of arrays of one shape, the last of them the output, without qparams."""
     kernel = Kernel(segment, name, _array_types)
+    run = register_jitable(segment)
+
+    def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
+        room = strided.room(x)
+        for first in range(begin, end, strided.PIECE):
+            m = min(strided.PIECE, end - first)
+            v = strided.part(y, first, m)
+            run(0, m, *(strided.taken(x, views, 0, first, m, room) + (v,)))  # noqa: RUF005
+
+    kernel_apart = Kernel(apart, f"{name}_apart", _apart_types)
 
     def call(*arrays: Array) -> None:
         n = arrays[0].size
@@ -273,15 +327,24 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
             if entry is not None:
                 entry(0, n, *[a.ravel() for a in arrays])
                 return
+        key = tuple([a.dtype for a in arrays])
         if n and all(map(plain, arrays)):
-            kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))
-        elif n:
-            for _, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
-                m = flat[0].size
-                kernel(m, m, tuple(flat), tuple([a.dtype for a in flat]))
+            kernel(n, n, tuple([a.reshape(n) for a in arrays]), key)
+            return
+        for piece, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
+            m = flat[-1].size
+            if piece.views is None:
+                kernel(m, m, tuple(flat), key)
+            else:
+                kernel_apart(m, m, (piece.views, tuple(flat[:-1]), flat[-1]), key)
 
     return call
 
 
 def _array_types(*dtypes: Any) -> Types:
     return tuple(array_type(d) for d in dtypes)
+
+
+def _apart_types(*dtypes: Any) -> Types:
+    *x, y = _array_types(*dtypes)
+    return strided.VIEWS, types.Tuple(x), y
