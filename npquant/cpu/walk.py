@@ -188,6 +188,9 @@ def channel_pieces(
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     most = ROOM // max(x.itemsize for x in arrays)
     rows = strided.BLOCK * max(map(strided.crossed, arrays))
+    if ordered and rows > most and _in_tiles(arrays, tile):
+        yield from _tiles_of_rows(count, len(inputs), arrays, tile, most)
+        return
     most = most // rows * rows if 0 < rows < most else most
     some, length = max(1, most // count), min(count, most // tile * tile)
     rooms = [_Spans(x, min(some * length, size)) for x in arrays]
@@ -202,6 +205,36 @@ def channel_pieces(
             yield Layout(channels.stop - c, m), channels, tiles, flat
             for x in written:
                 x.write(*span)
+
+
+def _in_tiles(arrays: list[Array], tile: int) -> bool:
+    """Whether all arrays are the same long rows that cross memory, each of whole tiles."""
+    lengths = {(len(strided.joined(a)), strided.crossed(a)) for a in arrays}
+    axes, length = lengths.pop()
+    alike = not lengths and axes == 2 and length > 0 and length % tile == 0
+    return alike and all(map(strided.aligned, arrays))
+
+
+def _tiles_of_rows(
+    count: int, inputs: int, arrays: list[Array], tile: int, most: int
+) -> Iterator[tuple[Layout, slice, slice, list[Any]]]:
+    """As `channel_pieces`, a tile of some rows at a time: a row alone would use no line whole."""
+    (rows, _), (length, _) = strided.joined(arrays[0])
+    some = min(strided.BLOCK, most // tile, rows)
+    rooms = [_Spans(a, some * tile) for a in arrays]
+    for top in range(0, rows, some):
+        n = min(some, rows - top)
+        for e in range(0, length, tile):
+            for room in rooms[:inputs]:
+                room.move_box(strided.gather_kernel, top, n, e, tile)
+            for r in range(n):
+                channel, place = divmod((top + r) * length + e, count)
+                part = slice(r * tile, (r + 1) * tile)
+                t = place // tile
+                flat = [room.room(0, some * tile)[part] for room in rooms]
+                yield Layout(1, tile), slice(channel, channel + 1), slice(t, t + 1), flat
+            for room in rooms[inputs:]:
+                room.move_box(strided.scatter_kernel, top, n, e, tile)
 
 
 def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
@@ -278,6 +311,14 @@ class _Spans:
             np.copyto(*self._small)
         else:
             self._move(strided.scatter_kernel, begin, end)
+
+    def move_box(self, kernel: Kernel, row: int, rows: int, column: int, columns: int) -> None:
+        """Read or write a part of some rows of an array of two axes."""
+        view = self._view.copy()
+        view[0, 1] += row * view[1, 1] + column * view[2, 1]
+        view[1:, 0] = rows, columns
+        n = rows * columns
+        kernel(n, n, (0, view, self._memory, self._room), self._key)
 
     def _move(self, kernel: Kernel, begin: int, end: int) -> None:
         if self._packed:
