@@ -13,7 +13,8 @@ per channel group    1                       n / group_size        group_size
 
 A dense array whose axes are permuted in memory (channels-last, Fortran order) is processed as it
 lies: the same table, applied to its axes in memory order. `Granularity` says what belongs
-together; `Granularity.layout` gives (channels, inner) for an order of the axes.
+together; `Granularity.layout` gives (channels, inner) for an order of the axes, and
+`Granularity.spans` what becomes of runs that it tears apart.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Layout(NamedTuple):
 
     channels: int
     inner: int
+
+
+class Spans(NamedTuple):
+    """Runs that memory tears apart, seen as (outer, run, beside): see `Granularity.spans`."""
+
+    outer: int
+    run: int
+    beside: int
 
 
 class Granularity(NamedTuple):
@@ -56,6 +65,18 @@ class Granularity(NamedTuple):
             return Layout(shape[0], prod(shape[i] for i in order[order.index(0) + 1 :]))
         after = order[order.index(self.axis) + 1 :]
         return Layout(self.channels, prod(shape[i] for i in after))
+
+    def spans(self, shape: tuple[int, ...], order: tuple[int, ...]) -> Spans | None:
+        """Runs along the last axis, in data that lies in memory with its axes in `order`.
+
+        Element (a, i, b) of (outer, run, beside) has scale a * beside + b, once the scales lie in
+        that order too: as an array of shape[:-1] and the runs of a row. None of other runs.
+        """
+        if self.axis is not None or not self.inner or shape[-1] % self.inner:
+            return None
+        place = order.index(len(shape) - 1)
+        outer = prod(shape[i] for i in order[:place]) * (shape[-1] // self.inner)
+        return Spans(outer, self.inner, prod(shape[i] for i in order[place + 1 :]))
 
 
 #: One scale for everything: a run of whatever length the array has, which 0 stands for.

@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numba
@@ -12,9 +13,9 @@ import pytest
 
 import npquant
 import oracle
-from calls import CALLS, DATA, NEAR, STATE, arguments, axes, axis_name, fits, results
+from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
 from cases import assert_same
-from npquant.cpu import target
+from npquant.cpu import target, walk
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -310,6 +311,97 @@ def test_several_tiles_and_pieces(name):
     shape = (16388,) if name == "determine_qparams" else (4, 4100)
     for axis in axes(name, shape):
         agree_however_it_lies(name, shape, axis)
+
+
+# --- permuted axes --------------------------------------------------------------------------------
+
+#: Ops with runs along the last axis, and others whose elements must keep their order.
+PERMUTED = (
+    "quantize_per_token",
+    "quantize_per_channel_group",
+    "dequantize_per_token",
+    "fake_quantize_learnable_per_token_affine",
+    "choose_qparams_per_token",
+    "fake_quantize_per_channel_affine_cachemask",
+    "fake_quantize_learnable_per_tensor_affine_backward",
+    "fake_quantize_learnable_per_channel_affine_backward",
+    "fake_quantize_learnable_per_token_affine_backward",
+    "adaround_soft",
+)
+#: What lies side by side is few and many, shorter and longer than what is made of it: SHORT,
+#: LEAST_PERIOD, NEAR, ROWS; and blocks and pieces of what is packed.
+CROSSED = (
+    *((3, n, 20) for n in (3, 15, 16, 17, 31, 33, 65, 256, 1025)),
+    (2, 5, 4096),
+    (3, 65, 260),
+    (2, 3, 4100),
+    (2, 8200, 4),
+    (17, 16, 64),
+    (9, 8192),
+    (3, 1, 2, 36),
+    (2, 3, 17, 4, 12),
+)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """What NumPy packs otherwise, kernels do."""
+    monkeypatch.setattr(walk, "PIECE", 100)
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
+@pytest.mark.parametrize("shape", CROSSED, ids=str)
+@pytest.mark.parametrize("name", PERMUTED)
+def test_permuted_axes(name, shape):
+    """Axes in every order in memory, or in some of them; read forward, backward and in steps."""
+    if "group" in name:
+        shape = (shape[0], np.prod(shape[1:]).item())
+    rng = np.random.default_rng(len(shape))
+    orders = list(permutations(range(len(shape))))
+    some = rng.choice(len(orders), min(6, len(orders)), replace=False)
+    for axis in axes(name, shape):
+        kwargs = arguments(name, shape, axis)
+        whole = results(name, kwargs)
+        for order in (orders[i] for i in some):
+            for lay in (lambda x: x, reversed_axes, every_second):
+
+                def permuted(x, order=order, lay=lay):
+                    return lay(x.transpose(order)).transpose(np.argsort(order))
+
+                def dense(x, order=order, lay=lay):
+                    return lay(in_order(x, order))
+
+                for how in (dense, permuted):
+                    got = results(name, relaid(kwargs, how, DATA))
+                    assert_same(got, whole, (axis, order, lay.__name__, how.__name__))
+
+
+@pytest.mark.parametrize("name", ["quantize_per_token", "quantize_per_channel_group"])
+def test_scales_are_put_into_order_part_by_part(name, monkeypatch):
+    shape = (40, 24) if "group" in name else (4, 16, 2, 24)
+    kwargs = arguments(name, shape)
+    whole = results(name, kwargs)
+    for most in (1, 16, 40, 80, 2**15):
+        monkeypatch.setattr(walk, "SCALES", most)
+        for order in permutations(range(len(shape))):
+            got = results(name, relaid(kwargs, lambda x, order=order: in_order(x, order), DATA))
+            assert_same(got, whole, (most, order))
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_results_that_are_not_flat(name):
+    """Data and results that lie in any two ways, of several pieces."""
+    shape = (19, 36)
+    for axis in axes(name, shape):
+        kwargs = arguments(name, shape, axis)
+        whole = results(name, kwargs)[0]
+        for lay in (DENSE["Fortran"], every_second, reversed_axes, unaligned):
+            for lay_out in (DENSE["Fortran"], every_second, unaligned):
+                out = lay_out(np.full_like(whole, 1))
+                given = relaid(kwargs, lay, DATA) | {"out": out}
+                assert results(name, given)[0] is out
+                assert_same((out,), (whole,), (axis, lay, lay_out))
 
 
 # --- segments and threads -------------------------------------------------------------------------

@@ -18,11 +18,12 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from npquant.cpu import table
+from npquant.cpu import strided, table
 from npquant.cpu.storage import overload
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type
+from npquant.cpu.walk import Piece, pieces, plain
+from npquant.dtypes import BOUNDS, FLOAT8, int32
 from npquant.formulas.quantize import SURE
-from npquant.cpu.walk import pieces, plain
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, each, store
 
@@ -67,8 +68,6 @@ class Elementwise:
     work : int
         What an element costs, as a `Kernel` has it.
     """
-
-    _guesses = None
 
     def __init__(
         self,
@@ -122,35 +121,75 @@ class Elementwise:
                 c = c + 1 if c + 1 < channels else 0
 
         def periods(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, repeats: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
+            """The channels are repeated so often; then come as many others."""
             constants = lo, hi, nan
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
-            period = _repeated(channels * inner)
-            start = begin - (first + begin) % period  # of the period that `begin` lies in
-            for part in range(0, period, table.ROWS):
-                rows = min(table.ROWS, period - part)
-                table.fill(columns, part, rows, parameters, x, scale, zero_point,
-                           channels, inner, constants, y)  # fmt: skip
-                for top in range(start + part, end, AT_ONCE * period):
-                    for row in range(0, rows, NEAR):
-                        stop = min(row + NEAR, rows) - row
-                        for i in range(top + row, min(top + AT_ONCE * period, end), period):
-                            above, below = max(begin - i, 0), min(end - i, stop)
-                            base, at_row = np.uintp(i + above), np.uintp(row + above)
-                            for k in range(np.uintp(max(below - above, 0))):
-                                p = table.take(columns, at_row + k, kind)
-                                value, inside = element(each(x, base + k), p, constants, y)
-                                store(y, base + k, value)
-                                store(mask, base + k, inside)
+            span = channels * inner * repeats
+            period = _repeated(channels * inner, span)
+            while begin < end:
+                skip = (first + begin) % span
+                lowest = (first + begin) // span * channels
+                last = min(end, begin + span - skip)
+                start = begin - skip % period  # of the period that `begin` lies in
+                for part in range(0, period, table.ROWS):
+                    rows = min(table.ROWS, period - part)
+                    if start + part + rows <= begin and start + part + period >= last:
+                        continue  # there is less than a period, and none of this
+                    table.fill(columns, part, rows, parameters, x, scale, zero_point,
+                               lowest, channels, inner, constants, y)  # fmt: skip
+                    for top in range(start + part, last, AT_ONCE * period):
+                        for row in range(0, rows, NEAR):
+                            stop = min(row + NEAR, rows) - row
+                            for i in range(top + row, min(top + AT_ONCE * period, last), period):
+                                above, below = max(begin - i, 0), min(last - i, stop)
+                                base, at_row = np.uintp(i + above), np.uintp(row + above)
+                                for k in range(np.uintp(max(below - above, 0))):
+                                    p = table.take(columns, at_row + k, kind)
+                                    value, inside = element(each(x, base + k), p, constants, y)
+                                    store(y, base + k, value)
+                                    store(mask, base + k, inside)
+                begin = last
+
+        run, repeat = register_jitable(runs), register_jitable(periods)
+
+        def runs_apart(
+            begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """`runs` of inputs that are not flat."""
+            room = strided.room(x)
+            for first in range(begin, end, strided.PIECE):
+                m = min(strided.PIECE, end - first)
+                u = strided.taken(x, views, 0, first, m, room)
+                v, w = strided.part(y, first, m), strided.part(mask, first, m)
+                run(0, m, first, channels, inner, u, scale, zero_point, lo, hi, nan, v, w)
+
+        def periods_apart(
+            begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """`periods` of inputs that are not flat."""
+            room = strided.room(x)
+            for first in range(begin, end, strided.PIECE):
+                m = min(strided.PIECE, end - first)
+                u = strided.taken(x, views, 0, first, m, room)
+                v, w = strided.part(y, first, m), strided.part(mask, first, m)
+                repeat(0, m, first, channels, inner, repeats, u, scale, zero_point, lo, hi, nan, v,
+                       w)  # fmt: skip
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
         self._runs = Kernel(runs, f"{name}_runs", _signature, work)
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
-        self._periods = Kernel(periods, f"{name}_periods", _signature, work)
+        self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
+        self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
+        self._periods_apart = Kernel(
+            periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
+        )
 
     def run(
         self,
@@ -193,40 +232,34 @@ class Elementwise:
             channels, inner, _ = granularity
             x, y = x.reshape(n), y.reshape(n)
             mask = None if mask is None else mask.reshape(n)
-            self._flat(channels, inner or n, 0, x, scale, zero_point, constants, precision, y, mask)
+            piece = Piece(channels, inner or n)
+            self._flat(piece, x, scale, zero_point, constants, precision, y, mask)
             return
-        for layout, first, (u, v, w) in pieces(granularity, (x,), (y, mask)):
-            channels, inner = layout
-            self._flat(
-                channels, inner or n, first, u, scale, zero_point, constants, precision, v, w
-            )
+        for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
+            self._flat(piece, u, s, z, constants, precision, v, w)
 
     def _flat(
-        self, channels: int, inner: int, first: int, x: Any, scale: Any, zero_point: Any,
+        self, piece: Piece, x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
         mask: Array | None = None,
     ) -> None:  # fmt: skip
+        channels, inner, repeats, first, views = piece
         n = y.size
         if n == 0:
             return
-        kernel, items, grain = self._runs, n, GRAIN
+        apart = views is not None
+        kernel, items, grain = self._runs_apart if apart else self._runs, n, GRAIN
         types_: tuple[Any, ...] = precision
+        cut: tuple[Any, ...] = views if apart else first, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
-            if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
-                kernel, grain = self._periods, _grain(channels * inner)
-            elif inner <= LONG and not (inner % BLOCK or first % inner or n % inner):
+            if repeats or (inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n)):
+                kernel = self._periods_apart if apart else self._periods
+                grain = _grain(channels * inner)
+                cut = *cut, repeats or -(-(first + n) // (channels * inner))
+            elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
                 kernel, items, grain = self._blocks, n // inner, GRAIN // inner
-        if (
-            self._guesses is not None
-            and inner >= LONG // 4
-            and type(scale) is np.ndarray
-            and scale.dtype == np.float64
-            and x.dtype == np.float32
-            and y.dtype in (np.int8, np.uint8, np.int16)
-        ):
-            kernel, items, grain = self._guesses, n, GRAIN
-        args = (first, channels, inner, x, scale, zero_point, *constants, y, mask)
+        args = (*cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
@@ -239,8 +272,8 @@ class Guessed(Elementwise):
     parameters, element : callable
         As of `Elementwise`.
     split, guess : callable
-        The same of float32 data and a float64 scale; ``guess(...) -> (code, rest)``, and codes are
-        sure where the rest is below `SURE`.
+        The same of float32 data and a float64 scale; ``guess(...) -> (code, rest)``, and the code
+        is sure where the rest is below `SURE`.
     """
 
     def __init__(
@@ -253,32 +286,37 @@ class Guessed(Elementwise):
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
-            """As `runs`, in pieces: one that holds a code that is not sure is done once more."""
+            """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
-                m = min((row + 1) * inner - first - begin, end - begin, LONG)
-                m = to_line(x, begin) or m if m == LONG else m
+                m = min((row + 1) * inner - first - begin, end - begin)
+                if m > LONG:
+                    m = to_line(x, begin) or LONG
                 c = row % channels
-                base, far = np.uintp(begin), np.int32(0)
+                base, farthest = np.uintp(begin), np.int32(0)
                 p = split(x, scale[c], zero_point[c], constants, y)
                 for k in range(np.uintp(m)):
                     code, rest = guess(x[base + k], p, constants, y)
                     store(y, base + k, code)
-                    far = max(far, rest)
-                if far >= SURE:
-                    p_ = parameters(x, scale[c], zero_point[c], constants, y)
+                    farthest = max(farthest, rest)
+                if farthest >= SURE:
+                    rule = parameters(x, scale[c], zero_point[c], constants, y)
                     for k in range(np.uintp(m)):
-                        code, _ = element(x[base + k], p_, constants, y)
+                        code, _ = element(x[base + k], rule, constants, y)
                         store(y, base + k, code)
                 begin += m
 
-        self._guesses = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
+        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
+        self._runs = Either(_guessable, kernel, self._runs)
 
-    def _kernel(self, x: Any, types_: Any, y: Array, inner: int) -> Kernel:
-        wide = types_[0] == np.float64 and x.dtype == np.float32
-        guessed = wide and inner >= LONG // 4 and y.dtype in GUESSED
-        return self._guesses if guessed else self._runs
+
+_NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
+
+
+def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+    """Of float32 data, float64 scales, and integers that a float32 holds in its last bits."""
+    return x == np.float32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
 
 
 class ElementwiseOfSeveral(Elementwise):
@@ -302,10 +340,8 @@ class ElementwiseOfSeveral(Elementwise):
                 lo, hi, nan = constants
                 entry(0, n, 0, channels, inner, inputs, scale, zero_point, lo, hi, nan, y, None)
                 return
-        for (channels, inner), first, (*x, v) in pieces(granularity, inputs, (y,)):
-            self._flat(
-                channels, inner or n, first, tuple(x), scale, zero_point, constants, precision, v
-            )
+        for piece, (*x, v), (s, z) in pieces(granularity, inputs, (y,), (scale, zero_point)):
+            self._flat(piece, tuple(x), s, z, constants, precision, v)
 
 
 def to_line(x: Any, i: Any) -> int:
@@ -345,6 +381,19 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
     )  # fmt: skip
 
 
+def _periods_signature(*key: Any) -> Types:
+    return types.intp, *_signature(*key)
+
+
+def _apart(signature: Callable[..., Types]) -> Callable[..., Types]:
+    """The types of a kernel that takes views where others take where a piece begins."""
+
+    def with_views(*key: Any) -> Types:
+        return strided.VIEWS, *signature(*key)[1:]
+
+    return with_views
+
+
 def _periodic(channels: int, inner: int, size: int) -> bool:
     """Whether a period comes around often enough to be worth a table."""
     return inner == 1 or 4 * channels * inner <= size
@@ -356,14 +405,25 @@ def _grain(period: int) -> int:
 
 
 @register_jitable
-def _repeated(period: Any) -> Any:
-    """A multiple of `period` that is no shorter than LEAST_PERIOD."""
-    return (LEAST_PERIOD + period - 1) // period * period if period < LEAST_PERIOD else period
+def _repeated(period: Any, span: Any) -> Any:
+    """A multiple of `period` that is no shorter than LEAST_PERIOD, but much shorter than `span`."""
+    least = min(LEAST_PERIOD, span // 8)
+    return (least + period - 1) // period * period if period < least else period
 
 
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
     """A kernel of arrays of one shape, the last of them the output, without qparams."""
     kernel = Kernel(segment, name, _array_types)
+    run = register_jitable(segment)
+
+    def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
+        room = strided.room(x)
+        for first in range(begin, end, strided.PIECE):
+            m = min(strided.PIECE, end - first)
+            v = strided.part(y, first, m)
+            run(0, m, *(strided.taken(x, views, 0, first, m, room) + (v,)))  # noqa: RUF005
+
+    kernel_apart = Kernel(apart, f"{name}_apart", _apart_types)
 
     def call(*arrays: Array) -> None:
         n = arrays[0].size
@@ -371,15 +431,24 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
             entry = kernel.serial[tuple(map(_dtype_of, arrays))]
             entry(0, n, *(arrays if arrays[0].ndim == 1 else map(np.ndarray.ravel, arrays)))
             return
+        key = tuple([a.dtype for a in arrays])
         if n and all(map(plain, arrays)):
-            kernel(n, n, tuple([a.reshape(n) for a in arrays]), tuple([a.dtype for a in arrays]))
-        elif n:
-            for _, _, flat in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
-                m = flat[0].size
-                kernel(m, m, tuple(flat), tuple([a.dtype for a in flat]))
+            kernel(n, n, tuple([a.reshape(n) for a in arrays]), key)
+            return
+        for piece, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
+            m = flat[-1].size
+            if piece.views is None:
+                kernel(m, m, tuple(flat), key)
+            else:
+                kernel_apart(m, m, (piece.views, tuple(flat[:-1]), flat[-1]), key)
 
     return call
 
 
 def _array_types(*dtypes: Any) -> Types:
     return tuple(array_type(d) for d in dtypes)
+
+
+def _apart_types(*dtypes: Any) -> Types:
+    *x, y = _array_types(*dtypes)
+    return strided.VIEWS, types.Tuple(x), y

@@ -43,7 +43,7 @@ class Update:
             flat = [a.reshape(n) for a in (gradient, *arrays)]
             self._kernel(n, n, (numbers, *flat), key)
             return
-        for _, _, flat in pieces(PER_TENSOR, (gradient, *arrays), arrays):
+        for _, flat, _ in pieces(PER_TENSOR, (gradient, *arrays), arrays, apart=False):
             read, results = flat[: 1 + len(arrays)], flat[1 + len(arrays) :]
             # What is read may be a view of what is written or a copy, and read-only: so update
             # the results, which lie apart from the gradient.

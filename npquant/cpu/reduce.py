@@ -26,8 +26,9 @@ from npquant.cpu.lanes import (
     local,
 )
 from npquant.cpu.storage import TYPES
+from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
-from npquant.cpu.walk import channel_pieces, plain
+from npquant.cpu.walk import by_view, channel_pieces, plain, rows_in_memory, turned
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
 from npquant.primitives import (
@@ -137,7 +138,21 @@ class Extremes:
                 for c in range(channels):
                     least[c, tile], greatest[c, tile] = lo[c], hi[c]
 
+        def apart(
+            begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
+        ) -> None:
+            """As `runs`, of data that are not flat."""
+            tiles = least.shape[1]
+            room = np.empty(TILE, x.dtype)
+            for task in range(begin, end):
+                c = task // tiles
+                tile = task - c * tiles
+                m = min(count - tile * TILE, TILE)
+                gather(x, view, c * count + tile * TILE, m, room, 0)
+                least[c, tile], greatest[c, tile] = run(room, 0, m, low(room[0]), high(room[0]))
+
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
+        self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
         self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _extremes_signature)
 
     def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
@@ -145,11 +160,18 @@ class Extremes:
         kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
         if x.size == 0:
             return np.empty(0, dtype), np.empty(0, dtype)
+        order = rows_in_memory(granularity, x)
+        if order is not None:
+            x = x.transpose(order)
         shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
         least, greatest = np.empty(shape, kind), np.empty(shape, kind)
         if plain(x):
             layout = Layout(granularity.channels, granularity.inner)
             self._piece(layout, x.reshape(x.size), least, greatest)
+        elif (found := by_view(granularity, x)) is not None:
+            view, memory = found
+            args = (view, x.size // shape[0], memory, least, greatest)
+            self._apart(least.size, x.size, args, (x.dtype, least.dtype))
         else:
             for layout, some, tiles, (flat,) in channel_pieces(
                 granularity, (x,), (), TILE, ordered=False
@@ -157,6 +179,9 @@ class Extremes:
                 self._piece(layout, flat, least[some, tiles], greatest[some, tiles])
         lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
         _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
+        if order is not None:
+            back = tuple(np.argsort(order))
+            lo, hi = (turned(v, x.shape, back).reshape(-1) for v in (lo, hi))
         return lo, hi
 
     def _piece(self, layout: Layout, x: Array, least: Array, greatest: Array) -> None:
@@ -170,6 +195,10 @@ class Extremes:
 def _extremes_signature(dtype: Any, kind: Any) -> Types:
     keys = types.Array(TYPES[kind], 2, "A")
     return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
+
+
+def _apart_signature(dtype: Any, kind: Any) -> Types:
+    return VIEW, types.intp, *_extremes_signature(dtype, kind)[3:]
 
 
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
@@ -272,7 +301,7 @@ class Gradients:
                 c, tile = task // tiles * block, task % tiles
                 width = min(block, channels - c)
                 table.fill(columns, c, width, parameters, x, scale, zero_point,
-                           channels, 1, constants, y)  # fmt: skip
+                           0, channels, 1, constants, y)  # fmt: skip
                 _clear(lanes, width * 2 * LANES)
                 e = tile * TILE
                 stop = min(count, e + TILE)
@@ -326,7 +355,7 @@ class Gradients:
                 while width == channels and rows * line < RUN:
                     rows *= 2
                 table.fill(columns, c * inner, rows * line, parameters, x, scale, zero_point,
-                           channels, inner, constants, y)  # fmt: skip
+                           0, channels, inner, constants, y)  # fmt: skip
                 _clear(lanes, 2 * LANES * width)
                 stop = min(count, (tile + 1) * TILE) // inner
                 for row in range(tile * TILE // inner, stop, rows):
@@ -368,6 +397,17 @@ class Gradients:
         if code != "float32" and self._wide is not None:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
+            return
+        order = rows_in_memory(granularity, x)
+        if order is not None:  # rows are done as they lie
+            s, z, *into = (turned(a, x.shape, order) for a in
+                           (scale, zero_point, grad_scale, grad_zero_point))  # fmt: skip
+            found = [np.empty(a.shape, a.dtype) for a in into]
+            grad, x, y = (a.transpose(order) for a in (grad, x, y))
+            self(granularity, grad, x, s.reshape(-1), z.reshape(-1), constants, code, y,
+                 found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
+            for a, v in zip(into, found, strict=True):
+                np.copyto(a, v)
             return
         channels, inner, _ = granularity
         n = x.size

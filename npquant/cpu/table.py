@@ -73,26 +73,30 @@ def _take(table, k, p):
 @register_jitable
 def fill(
     table: Any, row: Any, rows: Any, parameters: Any, x: Any, scale: Any, zero_point: Any,
-    channels: Any, inner: Any, constants: Any, y: Any,
+    lowest: Any, channels: Any, inner: Any, constants: Any, y: Any,
 ) -> None:  # fmt: skip
-    """Rows of the positions [row, row + rows), where each channel takes `inner` positions."""
+    """Rows of the positions [row, row + rows), where each channel takes `inner` positions.
+
+    `lowest` is the first of the channels. What lies beyond them all is the same again.
+    """
     period = channels * inner
-    c = row % period // inner
-    skip = row % inner
-    k = 0
-    while k < rows:
-        if inner == 1:
-            m = min(channels - c, rows - k)
-            at, channel = np.uintp(k), np.uintp(c)
-            for i in range(np.uintp(m)):
-                p = parameters(x, scale[channel + i], zero_point[channel + i], constants, y)
-                put(table, at + i, p)
-            c = 0
-        else:
-            m = min(inner - skip, rows - k)
+    made = min(rows, period - row)
+    c = lowest + row // inner
+    p = parameters(x, scale[c], zero_point[c], constants, y)
+    if inner == 1:
+        channel = np.uintp(c)
+        for i in range(np.uintp(made)):
+            q = parameters(x, scale[channel + i], zero_point[channel + i], constants, y)
+            put(table, i, q)
+    else:
+        skip, k = row % inner, 0
+        while k < made:
+            m = min(inner - skip, made - k)
             p = parameters(x, scale[c], zero_point[c], constants, y)
             for i in range(k, k + m):
                 put(table, np.uintp(i), p)
             skip = 0
-            c = c + 1 if c + 1 < channels else 0
-        k += m
+            c += 1
+            k += m
+    for k in range(made, rows):
+        put(table, np.uintp(k), take(table, np.uintp(k - period), p))

@@ -174,6 +174,15 @@ class Kernel:
         return _compile(_renamed(nested, f"{self.name}_nested"), types_, True)
 
 
+class Either(Kernel):
+    """One of two kernels of one signature, `first` for keys of which ``which(*key)`` says so."""
+
+    def __init__(self, which: Callable[..., bool], first: Kernel, second: Kernel) -> None:
+        self.name, self.work = second.name, second.work
+        self.serial = Compiled(lambda key: (first if which(*key) else second).serial[key])
+        self.parallel = Compiled(lambda key: (first if which(*key) else second).parallel[key])
+
+
 def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> Any:
     """The entry of a key, which the first thread that needs it compiles while others wait.
 

@@ -1,23 +1,32 @@
 """From arrays as they come to flat pieces that a kernel takes.
 
-Contiguous arrays are one piece, dense permuted ones are one piece in memory order; anything else
-(strided, broadcast, unaligned, or arrays that lie differently) is packed piece by
-piece into buffers that stay in cache, so no temporary of the size of the input is ever made.
+Contiguous arrays are one piece, dense permuted ones are taken in memory order; anything else
+(strided, broadcast, unaligned, or arrays that lie differently) is packed (`strided.py`) into
+buffers that stay in cache, so no temporary of the size of the input is ever made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from npquant.layout import Granularity, Layout, memory_order
+from npquant.cpu import strided
+from npquant.cpu.target import Kernel
+from npquant.layout import Granularity, Layout, Spans, memory_order
 
 Array = np.ndarray[Any, Any]
 
 #: Elements of a packed piece: two or three buffers of it fit a second-level cache.
 PIECE = 1 << 14
+
+#: Bytes of an array that are packed at a time for whole channels: so that three arrays, and what is
+#: beside them, stay below a MiB.
+ROOM = 3 << 16
+
+#: Scales and as many zero points that are put into the order of the data at a time.
+SCALES = 1 << 15
 
 
 def plain(x: Array) -> bool:
@@ -26,59 +35,121 @@ def plain(x: Array) -> bool:
     return flags.carray or (flags.c_contiguous and flags.aligned)
 
 
-def pieces(
-    granularity: Granularity, inputs: tuple[Array, ...], outputs: tuple[Array | None, ...]
-) -> Iterator[tuple[Layout, int, list[Any]]]:
-    """Yield (layout, first, flat arrays) until everything is done; outputs may be None.
+class Piece(NamedTuple):
+    """How a flat piece is cut.
 
-    `first` is the place of a piece's first element in the flat data. What the consumer writes to
-    the flat outputs is in the outputs once it asks for the next piece.
+    `channels` runs of `inner` elements, again and again; where `repeats` is not 0, after so many
+    times come as many other channels. `first` is the place of its first element in all of this.
+    With `views`, inputs are not flat but the memory that their elements are in.
+    """
+
+    channels: int
+    inner: int
+    repeats: int = 0
+    first: int = 0
+    views: Array | None = None
+
+
+def pieces(
+    granularity: Granularity,
+    inputs: tuple[Array, ...],
+    outputs: tuple[Array | None, ...],
+    qparams: tuple[Any, ...] = (),
+    apart: bool = True,
+) -> Iterator[tuple[Piece, list[Any], tuple[Any, ...]]]:
+    """Yield (piece, flat arrays, qparams of its channels) until everything is done.
+
+    Outputs may be None. What the consumer writes to the flat outputs is in the outputs once it asks
+    for the next piece. With `apart`, it can take views.
     """
     arrays = [a for a in (*inputs, *outputs) if a is not None]
-    whole = _in_memory_order(granularity, arrays)
-    if whole is not None:
-        layout, order = whole
-        yield layout, 0, [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
+    shape, size = arrays[0].shape, arrays[0].size
+    if size == 0:
         return
+    alike, order = _common_order(arrays)
+    if alike:
+        layout = granularity.layout(shape, order)
+        flat = [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
+        if layout is not None:
+            yield Piece(layout.channels, layout.inner or size), flat, qparams
+            return
+        spans = granularity.spans(shape, order)  # type: ignore[arg-type]
+        if spans is not None and _worth(spans):
+            grid = *shape[:-1], shape[-1] // granularity.inner
+            ordered = [q.reshape(grid).transpose(order) for q in qparams]
+            yield from _parts(spans, flat, ordered)
+            return
 
-    if arrays[0].size == 0:
-        return
-    layout, first = Layout(granularity.channels, granularity.inner), 0
-    access = ["readonly"] * len(inputs) + ["writeonly"] * (len(arrays) - len(inputs))
-    with _packed(arrays, access) as packed:
-        for piece in packed:
-            flat = iter(piece if type(piece) is tuple else (piece,))
-            found: list[Any] = [a if a is None else next(flat) for a in (*inputs, *outputs)]
-            yield layout, first, found
-            first += found[0].size
+    piece = Piece(granularity.channels, granularity.inner or size)
+    written = [a for a in outputs if a is not None]
+    if size <= PIECE:
+        whole, into = _copied(inputs, outputs)
+        yield piece, whole, qparams
+        for a, room in into:
+            np.copyto(a, room)
+    elif apart and all(map(plain, written)) and all(map(strided.aligned, inputs)):
+        memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in inputs]
+        results = [a if a is None else a.reshape(-1) for a in outputs]
+        views = strided.views(inputs, plain)
+        yield piece._replace(views=views), memories + results, qparams
+    else:
+        read = [_Spans(a, PIECE) for a in inputs]
+        rooms: list[Any] = [a if a is None else _Spans(a, PIECE) for a in outputs]
+        for first in range(0, size, PIECE):
+            span = first, min(first + PIECE, size)
+            found: list[Any] = [a.read(*span) for a in read]
+            found += [a if a is None else a.room(*span) for a in rooms]
+            yield piece._replace(first=first), found, qparams
+            for a in filter(None, rooms):
+                a.write(*span)
 
 
-def _packed(arrays: list[Array], access: list[str], *flags: Any) -> Any:
-    """NumPy's iterator over the arrays in C order, in flat pieces that a kernel can take.
+def _copied(
+    inputs: tuple[Array, ...], outputs: tuple[Any, ...]
+) -> tuple[list[Any], list[tuple[Array, Array]]]:
+    """Flat copies of small arrays, and (output, room) where results have to be put.
 
-    It has all of its buffers from the start: where there is no memory for them, nothing has been
-    written.
+    There is less to prepare where NumPy packs them.
     """
-    kinds: list[Any] = [[kind, "contig", "aligned"] for kind in access]
-    return np.nditer(
-        arrays, ["buffered", "external_loop", *flags], kinds, order="C", buffersize=PIECE
-    )
+    arrays = *inputs, *outputs
+    rooms: list[Any] = [a if a is None or plain(a) else np.empty(a.shape, a.dtype) for a in arrays]
+    for a, room in zip(inputs, rooms, strict=False):
+        if room is not a:
+            np.copyto(room, a)
+    into: Any = [(a, r) for a, r in zip(outputs, rooms[len(inputs) :], strict=True) if a is not r]
+    return [r if r is None else r.reshape(-1) for r in rooms], into
 
 
-def _in_memory_order(
-    granularity: Granularity, arrays: list[Array]
-) -> tuple[Layout, tuple[int, ...] | None] | None:
-    """The layout and the order of the axes, where all `arrays` lie alike in memory."""
+def _worth(spans: Spans) -> bool:
+    """Whether tables of what lies side by side are worth making, and small."""
+    _, run, beside = spans
+    return beside <= SCALES and (beside >= 16 or beside == 1 or run * beside >= 1024)
+
+
+def _parts(
+    spans: Spans, flat: list[Any], qparams: list[Array]
+) -> Iterator[tuple[Piece, list[Any], tuple[Any, ...]]]:
+    """Yield as `pieces`: flat data as it lies, and the qparams, put into its order part by part."""
+    outer, run, beside = spans
+    count = min(SCALES // beside, outer)
+    rooms = [_Spans(q, count * beside) for q in qparams]
+    for a in range(0, outer, count):
+        z = min(a + count, outer)
+        piece = Piece(z - a, run) if beside == 1 else Piece(beside, 1, run)
+        part = slice(a * run * beside, z * run * beside)
+        scales = tuple([room.read(a * beside, z * beside) for room in rooms])
+        yield piece, [x if x is None else x[part] for x in flat], scales
+
+
+def _common_order(arrays: list[Array]) -> tuple[bool, tuple[int, ...] | None]:
+    """Whether all `arrays` are dense and lie alike, and the order of their axes (None: C)."""
     if all(plain(a) for a in arrays):
-        return Layout(granularity.channels, granularity.inner), None
+        return True, None
     orders = {memory_order(a) for a in arrays}
     if len(orders) > 1 or not all(a.flags.aligned for a in arrays):
-        return None
+        return False, None
     order = orders.pop()
-    if order is None:
-        return None
-    layout = granularity.layout(arrays[0].shape, order)
-    return None if layout is None else (layout, order)
+    return order is not None, order
 
 
 def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
@@ -100,53 +171,177 @@ def channel_pieces(
     arrays = [*inputs, *outputs]
     size = arrays[0].size
     count = size // granularity.channels
-    whole = _in_memory_order(granularity, arrays)
-    if whole is not None and not (ordered and reordered(granularity, whole[1])):
-        layout, order = whole
+    found, order = _as_they_lie(granularity, arrays, ordered)
+    if isinstance(found, Layout):
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
-        yield layout, *everything, [_flat(a, order) for a in arrays]
+        yield found, *everything, [_flat(a, order) for a in arrays]
+        return
+    if found is not None:
+        memory, (outer, run, beside) = [_flat(a, order) for a in arrays], found
+        for a in range(outer):
+            channels = slice(a * beside, (a + 1) * beside)
+            part = slice(a * run * beside, (a + 1) * run * beside)
+            yield Layout(beside, 1), channels, slice(0, -(-run // tile)), [x[part] for x in memory]
         return
 
-    if granularity.axis:
-        arrays = [np.moveaxis(a, granularity.axis, 0) for a in arrays]
+    arrays = [_channels_first(granularity, a) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
-    some, length = max(1, PIECE // count), min(count, PIECE // tile * tile)
-    read = [_Spans(a, "readonly", some * length) for a in arrays[: len(inputs)]]
-    written = [_Spans(a, "writeonly", some * length) for a in arrays[len(inputs) :]]
+    most = ROOM // max(x.itemsize for x in arrays)
+    rows = strided.BLOCK * max(map(strided.crossed, arrays))
+    if ordered and rows > most and _in_tiles(arrays, tile):
+        yield from _tiles_of_rows(count, len(inputs), arrays, tile, most)
+        return
+    most = most // rows * rows if 0 < rows < most else most
+    some, length = max(1, most // count), min(count, most // tile * tile)
+    rooms = [_Spans(x, min(some * length, size)) for x in arrays]
+    read, written = rooms[: len(inputs)], rooms[len(inputs) :]
     for c in range(0, granularity.channels, some):
         channels = slice(c, min(c + some, granularity.channels))
         for e in range(0, count, length):
             m = min(length, count - e)
             span = c * count + e, (channels.stop - 1) * count + e + m
-            flat = [a.read(*span) for a in read] + [a.buffer[: span[1] - span[0]] for a in written]
+            flat = [x.read(*span) for x in read] + [x.room(*span) for x in written]
             tiles = slice(e // tile, -(-(e + m) // tile))
             yield Layout(channels.stop - c, m), channels, tiles, flat
-            for a in written:
-                a.write(*span)
+            for x in written:
+                x.write(*span)
+
+
+def _in_tiles(arrays: list[Array], tile: int) -> bool:
+    """Whether all arrays are the same long rows that cross memory, each of whole tiles."""
+    lengths = {(len(strided.joined(a)), strided.crossed(a)) for a in arrays}
+    axes, length = lengths.pop()
+    alike = not lengths and axes == 2 and length > 0 and length % tile == 0
+    return alike and all(map(strided.aligned, arrays))
+
+
+def _tiles_of_rows(
+    count: int, inputs: int, arrays: list[Array], tile: int, most: int
+) -> Iterator[tuple[Layout, slice, slice, list[Any]]]:
+    """As `channel_pieces`, a tile of some rows at a time: a row alone would use no line whole."""
+    (rows, _), (length, _) = strided.joined(arrays[0])
+    some = min(strided.BLOCK, most // tile, rows)
+    rooms = [_Spans(a, some * tile) for a in arrays]
+    for top in range(0, rows, some):
+        n = min(some, rows - top)
+        for e in range(0, length, tile):
+            for room in rooms[:inputs]:
+                room.move_box(strided.gather_kernel, top, n, e, tile)
+            for r in range(n):
+                channel, place = divmod((top + r) * length + e, count)
+                part = slice(r * tile, (r + 1) * tile)
+                t = place // tile
+                flat = [room.room(0, some * tile)[part] for room in rooms]
+                yield Layout(1, tile), slice(channel, channel + 1), slice(t, t + 1), flat
+            for room in rooms[inputs:]:
+                room.move_box(strided.scatter_kernel, top, n, e, tile)
+
+
+def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
+    """The view of `x` with its channels first, and its memory; None where `channel_pieces` is best.
+
+    That is where data that need no order can be taken as they lie, or are few or not aligned.
+    """
+    if x.size <= PIECE or not strided.aligned(x):
+        return None
+    if _as_they_lie(granularity, [x], ordered=False)[0] is not None:
+        return None
+    x = _channels_first(granularity, x)
+    return strided.view(x), strided.memory(x)
+
+
+def _as_they_lie(
+    granularity: Granularity, arrays: list[Array], ordered: bool
+) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
+    """How channels lie in memory, if they can be taken so, and the order of the axes."""
+    alike, order = _common_order(arrays)
+    shape = arrays[0].shape
+    if not alike or (ordered and reordered(granularity, order)):
+        return None, order
+    layout = granularity.layout(shape, order)
+    if layout is not None or ordered:
+        return layout, order
+    spans = granularity.spans(shape, order)  # type: ignore[arg-type]
+    if spans is None or spans.beside < 16 or spans.run * spans.beside < PIECE:
+        return None, order
+    # Whole rows alone, as their groups would not follow one another; and in their own order.
+    rows = [i for i in order or () if i != len(shape) - 1]
+    return spans if spans.run == shape[-1] and rows == sorted(rows) else None, order
+
+
+def _channels_first(granularity: Granularity, a: Array) -> Array:
+    return np.moveaxis(a, granularity.axis, 0) if granularity.axis else a
 
 
 class _Spans:
-    """Flat spans of an array in C order, by way of a buffer; all memory is there from the start."""
+    """Flat spans of an array in C order; all memory that they need is there from the start."""
 
-    def __init__(self, a: Array, access: str, size: int) -> None:
-        self.buffer = np.empty(size, a.dtype)
-        self._packed = _packed([a], [access], "ranged")
+    def __init__(self, a: Array, most: int) -> None:
+        self._packed, self._small = not plain(a), None
+        if not self._packed:
+            self._flat = a.reshape(-1)
+            return
+        self._flat = np.empty(most, a.dtype)
+        if a.size <= min(most, PIECE):  # that is less to prepare
+            self._small = a, self._flat[: a.size].reshape(a.shape)
+            return
+        self._words = 1
+        if not strided.aligned(a):  # bytes always are
+            self._words, a = a.itemsize, a[..., None].view(np.uint8)
+        kind = np.dtype(f"u{a.itemsize}")
+        self._key = (kind,)
+        self._view = strided.view(a)
+        self._memory, self._room = strided.memory(a).view(kind), self._flat.view(kind)
 
-    def _pieces(self, begin: int, end: int) -> Iterator[tuple[Array, Array]]:
-        self._packed.iterrange = begin, end
-        at = 0
-        for piece in self._packed:
-            yield piece, self.buffer[at : at + piece.size]
-            at += piece.size
+    def room(self, begin: int, end: int) -> Array:
+        """Where a span is to be written."""
+        return self._flat[: end - begin] if self._packed else self._flat[begin:end]
 
     def read(self, begin: int, end: int) -> Array:
-        for piece, part in self._pieces(begin, end):
-            part[...] = piece
-        return self.buffer[: end - begin]
+        """The elements of a span."""
+        if self._small is not None:
+            np.copyto(*self._small[::-1])
+        else:
+            self._move(strided.gather_kernel, begin, end)
+        return self.room(begin, end)
 
     def write(self, begin: int, end: int) -> None:
-        for piece, part in self._pieces(begin, end):
-            piece[...] = part
+        """Put a span where it belongs."""
+        if self._small is not None:
+            np.copyto(*self._small)
+        else:
+            self._move(strided.scatter_kernel, begin, end)
+
+    def move_box(self, kernel: Kernel, row: int, rows: int, column: int, columns: int) -> None:
+        """Read or write a part of some rows of an array of two axes."""
+        view = self._view.copy()
+        view[0, 1] += row * view[1, 1] + column * view[2, 1]
+        view[1:, 0] = rows, columns
+        n = rows * columns
+        kernel(n, n, (0, view, self._memory, self._room), self._key)
+
+    def _move(self, kernel: Kernel, begin: int, end: int) -> None:
+        if self._packed:
+            n = (end - begin) * self._words
+            kernel(n, n, (begin * self._words, self._view, self._memory, self._room), self._key)
+
+
+def rows_in_memory(granularity: Granularity, x: Array) -> tuple[int, ...] | None:
+    """The axes of `x` in which its rows, tokens or groups, lie as in memory; the last stays last.
+
+    None if they do already. Rows in another order are taken so; what belongs to them follows.
+    """
+    channels, inner, axis = granularity
+    last = x.ndim - 1
+    if axis is not None or channels == 1 or last < 2 or x.shape[last] % inner or plain(x):
+        return None
+    order = sorted(range(last), key=lambda i: -abs(x.strides[i]) if x.shape[i] > 1 else 0)
+    return None if order == list(range(last)) else (*order, last)
+
+
+def turned(a: Array, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
+    """One value a row, for rows of `shape` whose axes are in `order`: a view."""
+    return a.reshape(*shape[:-1], -1).transpose(order)
 
 
 def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:

@@ -84,9 +84,9 @@ def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -
 
 @formula
 def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """What `quantize_zero_first` gives of a float64 scale, mostly, and how far it is from an integer.
+    """What `quantize_zero_first` mostly gives of a float64 scale, and how far it is from an integer.
 
-    It is that below `SURE`, and only then: NaN is not.
+    It is that where the latter is below `SURE`, which that of a NaN is not.
     """
     high, low, least, most, z = p
     x = least if x < least else x

@@ -49,6 +49,16 @@ OPTIM, METRICS = tests("optim", "rule"), tests("metrics", "values")
 EXTREMES, MIDDLE = tests("observers", "extremes"), tests("observers", "qparams", "reduced_range")
 ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
 DATA = tests("layouts", "layout_of_the_data")
+STRIDED = tests("layouts", "results_that_are_not_flat")
+PERMUTED = tests("layouts", "permuted_axes[quantize_per_token-(2, 3, 17, 4, 12)]")
+LARGE = tests("layouts", "permuted_axes[quantize_per_token-(3, 65, 260)]")
+TURNED = tests(
+    "layouts", "permuted_axes[fake_quantize_learnable_per_tensor_affine_backward-(17, 16, 64)]"
+)
+PERMUTED_SUMS = tests(
+    "layouts",
+    "permuted_axes[fake_quantize_learnable_per_tensor_affine_backward-(2, 3, 17, 4, 12)]",
+)
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
 SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
 STATE = tests("state", "malformed_state_of_an_optimizer")
@@ -334,21 +344,45 @@ FAULTS = (
           "            c = 0\n",
           "a piece that begins in a later channel", PIECES),
     Fault("cpu/loops.py",
-          "start = begin - (first + begin) % period",
+          "start = begin - skip % period",
           "start = begin - begin % period",
           "a piece that begins within a period", SHORT),
     Fault("cpu/table.py",
-          "    skip = row % inner\n",
-          "    skip = 0\n",
+          "skip, k = row % inner, 0",
+          "skip, k = 0, 0",
           "a table that begins within a channel", SHORT),
     Fault("cpu/table.py",
-          "            for i in range(k, k + m):\n",
-          "            for i in range(k, k + m - 1):\n",
+          "for i in range(k, k + m):",
+          "for i in range(k, k + m - 1):",
           "a row of the table left out", SHORT),
     Fault("cpu/walk.py",
-          "yield layout, first, found",
-          "yield layout, 0, found",
-          "a piece that does not know where it begins", PIECES),
+          "piece._replace(first=first)",
+          "piece._replace(first=0)",
+          "a piece that does not know where it begins", STRIDED),
+    Fault("cpu/loops.py",
+          "run(0, m, first, channels, inner, u",
+          "run(0, m, 0, channels, inner, u",
+          "a part of what is not flat that does not know where it begins", LARGE),
+    Fault("cpu/strided.py",
+          "range(0, 2 * THINNED, 2)",
+          "range(1, 2 * THINNED, 2)",
+          "the other half of every second element", LARGE),
+    Fault("cpu/strided.py",
+          "left = [BLOCK + j - h if j & h else j for j in range(BLOCK)]",
+          "left = [BLOCK + j if j & h else j for j in range(BLOCK)]",
+          "a block that is not turned", TURNED),
+    Fault("cpu/strided.py",
+          "plane = row // rows\n",
+          "plane = 0\n",
+          "further axes left out", PERMUTED_SUMS),
+    Fault("cpu/walk.py",
+          "ordered = [q.reshape(grid).transpose(order) for q in qparams]",
+          "ordered = [q.reshape(grid) for q in qparams]",
+          "scales that are not put into the order of the data", PERMUTED),
+    Fault("cpu/loops.py",
+          "lowest = (first + begin) // span * channels",
+          "lowest = 0",
+          "the first scales for all that lies side by side", PERMUTED),
     # --- autograd, observers, optimizers ----------------------------------------------------------
     Fault("autograd/tape.py",
           "grads[k] = add(grads[k], part) if k in grads else _array(part)",

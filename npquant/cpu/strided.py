@@ -1,0 +1,359 @@
+"""Arrays of any strides, read and written in C order through flat rooms that a kernel takes.
+
+A *view* of an array tells where its elements lie: rows of (length, step), from the slowest axis to
+the fastest, in C order, behind one of (how many axes, where the first element lies). Steps are
+counted in elements of `memory`, which is flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload, register_jitable
+
+from npquant.cpu.target import Kernel, Types, array_type
+
+Array = np.ndarray[Any, Any]
+
+#: Rows and columns of a block, which is turned in registers.
+BLOCK = 8
+
+#: Elements that are taken from twice as many at a time.
+THINNED = 16
+
+#: Elements that are gathered at a time for a loop over flat data: they stay in the first cache.
+PIECE = 1 << 13
+
+
+def memory(a: Array) -> Array:
+    """The memory between the first and the last element of `a`, which is aligned and not empty."""
+    size = 1 + sum((n - 1) * abs(s) for n, s in zip(a.shape, a.strides, strict=True)) // a.itemsize
+    forward = tuple([slice(None, None, -1 if s < 0 else 1) for s in a.strides])
+    return np.lib.stride_tricks.as_strided(a[forward], (size,), (a.itemsize,))
+
+
+def joined(a: Array) -> list[tuple[int, int]]:
+    """(length, stride) of the axes of `a`, as few as there can be in C order."""
+    axes: list[tuple[int, int]] = []
+    for n, s in zip(a.shape, a.strides, strict=True):
+        if n == 1:
+            continue
+        if axes and axes[-1][1] == n * s:
+            axes[-1] = axes[-1][0] * n, s
+        else:
+            axes.append((n, s))
+    return axes or [(1, a.itemsize)]
+
+
+def view(a: Array) -> Array:
+    """The view of `a`."""
+    axes = joined(a)
+    first = -sum((n - 1) * min(s, 0) for n, s in axes)
+    return np.array([(len(axes), first), *axes], np.int64) // [1, a.itemsize]
+
+
+def aligned(a: Array) -> bool:
+    """Whether all elements of `a` lie where its dtype wants them."""
+    return a.flags.aligned and not any(s % a.itemsize for s in a.strides)
+
+
+def crossed(a: Array) -> int:
+    """How long the rows of `a` are, if its neighbours in memory are in no row; else 0."""
+    axes = joined(a)
+    across = len(axes) > 1 and 0 < abs(axes[-2][1]) < abs(axes[-1][1])
+    return axes[-1][0] if across else 0
+
+
+# --- in a kernel ------------------------------------------------------------------------------
+
+
+def transpose(x: Any, i: Any, pitch: Any, y: Any, k: Any, to: Any) -> None:
+    """Move BLOCK rows of as many, `pitch` apart, to the columns of as many rows, `to` apart."""
+    for r in range(BLOCK):
+        for c in range(BLOCK):
+            y[k + to * c + r] = x[i + pitch * r + c]
+
+
+def thin(x: Any, i: Any, y: Any, k: Any) -> None:
+    """Move every second element to THINNED places. Twice as many are read."""
+    for e in range(THINNED):
+        y[k + e] = x[i + 2 * e]
+
+
+def _block(context: Any, builder: Any, kind: Any, array: Any, at: Any, n: int) -> Any:
+    """The place of `n` elements of an array, as a vector."""
+    data = context.make_array(kind)(context, builder, array).data
+    vector = ir.VectorType(context.get_data_type(kind.dtype), n)
+    return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
+
+
+def _picked(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    """These elements of two vectors."""
+    return builder.shuffle_vector(
+        a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+    )
+
+
+@intrinsic
+def _transpose(context: Any, x: Any, i: Any, pitch: Any, y: Any, k: Any, to: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        source, i, pitch, target, k, to = args
+        align = context.get_abi_sizeof(context.get_data_type(x.dtype))
+
+        def place(kind: Any, array: Any, first: Any, apart: Any, r: int) -> Any:
+            at = builder.add(first, builder.mul(apart, apart.type(r)))
+            return _block(context, builder, kind, array, at, BLOCK)
+
+        rows = [builder.load(place(x, source, i, pitch, r), align=align) for r in range(BLOCK)]
+        h = BLOCK // 2
+        while h:  # squares of h are swapped across the diagonal
+            for r in [r for r in range(BLOCK) if not r & h]:
+                a, b = rows[r], rows[r + h]
+                left = [BLOCK + j - h if j & h else j for j in range(BLOCK)]
+                right = [BLOCK + j if j & h else j + h for j in range(BLOCK)]
+                rows[r], rows[r + h] = (_picked(builder, a, b, p) for p in (left, right))
+            h //= 2
+        for r, row in enumerate(rows):
+            builder.store(row, place(y, target, k, to, r), align=align)
+        return context.get_dummy_value()
+
+    n = types.uintp
+    return types.void(x, n, n, y, n, n), codegen
+
+
+@intrinsic
+def _thin(context: Any, x: Any, i: Any, y: Any, k: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        source, i, target, k = args
+        align = context.get_abi_sizeof(context.get_data_type(x.dtype))
+        all_ = builder.load(_block(context, builder, x, source, i, 2 * THINNED), align=align)
+        some = _picked(builder, all_, all_, list(range(0, 2 * THINNED, 2)))
+        builder.store(some, _block(context, builder, y, target, k, THINNED), align=align)
+        return context.get_dummy_value()
+
+    return types.void(x, types.uintp, y, types.uintp), codegen
+
+
+_inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
+
+
+@overload(transpose, **_inlined)
+def _of_transpose(x, i, pitch, y, k, to):
+    return lambda x, i, pitch, y, k, to: _transpose(x, i, pitch, y, k, to)  # type: ignore[call-arg]
+
+
+@overload(thin, **_inlined)
+def _of_thin(x, i, y, k):
+    return lambda x, i, y, k: _thin(x, i, y, k)  # type: ignore[call-arg]
+
+
+def _walk(
+    move: Callable[..., None],
+    turn: Callable[..., None],
+    skip: Callable[..., None] | None,
+    deep: int,
+) -> Callable[..., None]:
+    """Make a loop over `n` elements from the one at `first` on, beside those of a room from `at`.
+
+    ``move(x, i, room, k)`` is done for each. ``turn(x, i, step, room, k, length)`` does a block of
+    rows and columns, `deep` rows in turn, and ``skip(x, i, room, k)`` some of every second element.
+    """
+    move, turn = register_jitable(move), register_jitable(turn)
+    skips = skip is not None
+    skip = register_jitable(skip or move)
+
+    @register_jitable
+    def along(x: Any, base: Any, step: Any, n: Any, room: Any, at: Any) -> None:
+        """A part of a row."""
+        i, k, by = np.uintp(base), np.uintp(at), np.uintp(step)
+        if step == 1:
+            for e in range(np.uintp(n)):
+                move(x, i + e, room, k + e)
+            return
+        begin = 0
+        if skips and step == 2:
+            # What a block reads ends before the last one.
+            begin = max(n - 1, 0) // THINNED * THINNED
+            for e in range(0, begin, THINNED):
+                skip(x, i + np.uintp(2 * e), room, k + np.uintp(e))
+        for e in range(np.uintp(begin), np.uintp(n)):
+            move(x, i + by * e, room, k + e)
+
+    @register_jitable
+    def across(
+        x: Any, base: Any, rows: Any, row_step: Any, length: Any, step: Any, room: Any, at: Any
+    ) -> None:
+        """Whole rows, whose elements lie nearer to those of other rows than to one another."""
+        by, wide, near = np.uintp(step), np.uintp(length), np.uintp(row_step)
+        height, width = 0, 0  # of what blocks do
+        if row_step == 1:
+            height, width = rows // BLOCK * BLOCK, length // BLOCK * BLOCK
+            for top in range(0, height, deep):
+                for e in range(0, width, BLOCK):
+                    for r in range(top, min(height, top + deep), BLOCK):
+                        i, k = base + r + e * step, at + r * length + e
+                        turn(x, np.uintp(i), by, room, np.uintp(k), wide)
+        i, k = np.uintp(base), np.uintp(at)
+        for e in range(wide):
+            done = height if e < width else 0
+            for r in range(np.uintp(done), np.uintp(rows)):
+                move(x, i + by * e + near * r, room, k + e + wide * r)
+
+    def walk(x: Any, view: Any, first: Any, n: Any, room: Any, at: Any) -> None:
+        axes = view[0, 0]
+        length, step = view[axes, 0], view[axes, 1]
+        rows, row_step = (view[axes - 1, 0], view[axes - 1, 1]) if axes > 1 else (1, 0)
+        while n > 0:
+            row = first // length
+            column = first - row * length
+            plane = row // rows
+            row -= plane * rows
+            base = view[0, 1] + row * row_step + column * step
+            for a in range(axes - 2, 0, -1):
+                rest = plane // view[a, 0]
+                base += (plane - rest * view[a, 0]) * view[a, 1]
+                plane = rest
+            some = min(n // length, rows - row)
+            if column == 0 and some > 1 and 0 < abs(row_step) < abs(step):
+                m = some * length
+                across(x, base, some, row_step, length, step, room, at)
+            else:
+                m = min(n, length - column)
+                along(x, base, step, m, room, at)
+            first += m
+            at += m
+            n -= m
+
+    return register_jitable(walk)
+
+
+def _read(x: Any, i: Any, room: Any, k: Any) -> None:
+    room[k] = x[i]
+
+
+def _read_block(x: Any, i: Any, step: Any, room: Any, k: Any, length: Any) -> None:
+    transpose(x, i, step, room, k, length)
+
+
+def _read_every_second(x: Any, i: Any, room: Any, k: Any) -> None:
+    thin(x, i, room, k)
+
+
+def _write(x: Any, i: Any, room: Any, k: Any) -> None:
+    x[i] = room[k]
+
+
+def _write_block(x: Any, i: Any, step: Any, room: Any, k: Any, length: Any) -> None:
+    transpose(room, k, length, x, i, step)
+
+
+#: ``gather(x, view, first, n, room, at)``: `n` elements to a room; `scatter` takes them from there.
+gather = _walk(_read, _read_block, _read_every_second, 2 * BLOCK)
+scatter = _walk(_write, _write_block, None, 8 * BLOCK)
+
+
+# --- loops over flat data, of data that are not flat ------------------------------------------
+
+
+def room(x: Any) -> Any:
+    """Room for PIECE elements of an array, or of each of a tuple."""
+    if isinstance(x, tuple):
+        return tuple([room(a) for a in x])
+    return np.empty(PIECE, x.dtype)
+
+
+def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
+    """`n` elements from `first` on: of an array that is flat, or gathered in its room.
+
+    ``views[k]`` is its view; of a tuple, those of its members follow.
+    """
+    if isinstance(x, tuple):
+        return tuple([taken(a, views, k + i, first, n, room[i]) for i, a in enumerate(x)])
+    if views[k, 0, 0] == 0:
+        return x[first : first + n]
+    gather(x, views[k], first, n, room, 0)
+    return room[:n]
+
+
+def part(y: Any, first: Any, n: Any) -> Any:
+    """As much of a flat array, or None of None."""
+    return None if y is None else y[first : first + n]
+
+
+@overload(room)
+def _room(x):
+    if isinstance(x, types.Array):
+        return lambda x: np.empty(PIECE, x.dtype)
+    if len(x) == 1:
+        return lambda x: (room(x[0]),)
+    return lambda x: (room(x[0]), *room(x[1:]))
+
+
+@overload(taken)
+def _taken(x, views, k, first, n, room):
+    if isinstance(x, types.Array):
+
+        def taken_(x, views, k, first, n, room):
+            if views[k, 0, 0] == 0:
+                return x[first : first + n]
+            gather(x, views[k], first, n, room, 0)
+            return room[:n]
+
+    elif len(x) == 1:
+
+        def taken_(x, views, k, first, n, room):
+            return (taken(x[0], views, k, first, n, room[0]),)
+
+    else:
+
+        def taken_(x, views, k, first, n, room):
+            return (
+                taken(x[0], views, k, first, n, room[0]),
+                *taken(x[1:], views, k + 1, first, n, room[1:]),
+            )
+
+    return taken_
+
+
+@overload(part)
+def _part(y, first, n):
+    if isinstance(y, types.NoneType):
+        return lambda y, first, n: None
+    return lambda y, first, n: y[first : first + n]
+
+
+def views(arrays: tuple[Array, ...], flat: Callable[[Array], bool]) -> Array:
+    """The views of some arrays; those that are `flat` need none, and have no axes."""
+    every = [np.zeros((1, 2), np.int64) if flat(a) else view(a) for a in arrays]
+    found = np.zeros((len(every), max(map(len, every)), 2), np.int64)
+    for k, rows in enumerate(every):
+        found[k, : len(rows)] = rows
+    return found
+
+
+#: The types of a view and of several.
+VIEW, VIEWS = types.Array(types.int64, 2, "C"), types.Array(types.int64, 3, "C")
+
+
+# --- kernels ----------------------------------------------------------------------------------
+
+
+def _gather(begin: Any, end: Any, first: Any, view: Any, x: Any, room: Any) -> None:
+    gather(x, view, first + begin, end - begin, room, begin)
+
+
+def _scatter(begin: Any, end: Any, first: Any, view: Any, x: Any, room: Any) -> None:
+    scatter(x, view, first + begin, end - begin, room, begin)
+
+
+def _signature(kind: Any) -> Types:
+    data = array_type(kind)
+    return types.intp, VIEW, data, data
+
+
+gather_kernel = Kernel(_gather, "gather", _signature, 4)
+scatter_kernel = Kernel(_scatter, "scatter", _signature, 4)
