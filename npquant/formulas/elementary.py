@@ -17,8 +17,8 @@ from npquant.primitives import by_precision, exponent, fma, like, mantissa, powe
 
 def _quads(kind: Any, *coefficients: float) -> tuple[Any, Any]:
     """Coefficients, those of the lowest powers first, for `polynomial`."""
-    numbers = [kind(c) for c in coefficients]
-    first, *rest = (tuple(numbers[i : i + 4]) for i in range(len(numbers) - 4, -1, -4))
+    numbers = iter([kind(c) for c in coefficients])
+    first, *rest = [*zip(numbers, numbers, numbers, numbers, strict=True)][::-1]
     return first, tuple(rest)
 
 
@@ -67,8 +67,9 @@ _PER_LN2 = np.float64(1 / _LN2)
 
 
 @formula
-def _quad(c: Any, r: Any, rr: Any) -> Any:
-    return fma(fma(c[3], r, c[2]), rr, fma(c[1], r, c[0]))
+def _quad(quad: Any, r: Any, rr: Any) -> Any:
+    a, b, c, d = quad
+    return fma(fma(d, r, c), rr, fma(b, r, a))
 
 
 @formula

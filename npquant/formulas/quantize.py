@@ -64,27 +64,29 @@ _MIDDLE = np.float32(1.5 * 2**23)
 SURE = np.float32(0.5 - 2.0**-21).view(np.int32)
 #: From here on a code is too large for `_MIDDLE`.
 _FAR = np.float64(2.0**20)
+_QUARTER = np.float64(0.25)
 
 
 @formula
 def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `guess`: a float64 reciprocal as two float32, and the values of x
-    at which codes are cut off, a quarter beyond the last ones."""
+    """Parameters of `guess`: the reciprocal in two float32, and where x is cut off.
+
+    That is a quarter of a code beyond the last ones, so that it still is rounded to them.
+    """
     lo, hi, _ = constants
     inverse, z = reciprocal(scale), np.float64(zero_point)
     high, least, most = np.float32(inverse), lo - z, hi - z
     low = np.float32(inverse - high)
     fits = (least > -_FAR) & (most < _FAR) & (z == rint(z))
     high = high if fits else np.float32(np.nan)
-    return (
-        high, low, np.float32((least - 0.25) * scale), np.float32((most + 0.25) * scale),
-        np.int32(z if fits else 0.0),
-    )  # fmt: skip
+    code = np.int32(z if fits else np.float64(0))
+    least, most = (least - _QUARTER) * scale, (most + _QUARTER) * scale
+    return high, low, np.float32(least), np.float32(most), code
 
 
 @formula
 def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """What `quantize_zero_first` mostly gives of a float64 scale, and how far it is from an integer.
+    """What `quantize_zero_first` mostly gives of a float64 scale, and how far from an integer.
 
     It is that where the latter is below `SURE`, which that of a NaN is not.
     """
