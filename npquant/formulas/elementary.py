@@ -18,7 +18,7 @@ from npquant.primitives import by_precision, exponent, fma, like, mantissa, powe
 def _quads(kind: Any, *coefficients: float) -> tuple[Any, Any]:
     """Coefficients, those of the lowest powers first, for `polynomial`."""
     numbers = iter([kind(c) for c in coefficients])
-    first, *rest = [*zip(numbers, numbers, numbers, numbers, strict=True)][::-1]
+    first, *rest = reversed([*zip(numbers, numbers, numbers, numbers, strict=True)])
     return first, tuple(rest)
 
 
