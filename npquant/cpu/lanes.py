@@ -1,7 +1,7 @@
 """The lanes of sums, kept in registers.
 
 The order of a sum is fixed, so the compiler may not vectorise it by itself; here it is told to add
-whole rows of lanes, and where the running sums stay meanwhile.
+whole rows of lanes.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import config, types
-from numba.core import cgutils, errors
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
+
+from npquant.cpu.memory import data_of, inlined
 
 #: Lanes of a sum.
 LANES = 16
 
-#: How the functions below are compiled: into the kernels that call them.
-_inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
 _ROW = ir.VectorType(ir.DoubleType(), LANES)
 
 
@@ -50,45 +49,6 @@ def folded(lanes: Any, at: Any, terms: Any) -> Any:
         h = rest.shape[1] // 2
         rest = rest[:, :h] + rest[:, h:]
     return tuple(rest[:, 0])
-
-
-def fetch(values: Any, first: Any, n: Any) -> None:
-    """Have `n` values brought to the cache; nothing is read."""
-
-
-def _room(n: Any, v: Any) -> Any:
-    """Room for `n` values of the type of `v`; `n` is a constant.
-
-    It is on the stack, and so the compiler sees that no array overlaps it: it asks nothing before
-    it vectorises a loop.
-    """
-    return np.empty(n, type(v))
-
-
-@intrinsic
-def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
-    if not isinstance(n, types.IntegerLiteral):
-        raise errors.RequireLiteralValue("n")
-    size = n.literal_value
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
-            room = builder.alloca(ir.ArrayType(context.get_value_type(v), size))
-        room.align = 64
-        return builder.bitcast(room, context.get_value_type(sig.return_type))
-
-    return types.CPointer(v)(n, v), codegen
-
-
-# No overload of a function, since what its frame holds is gone when it returns.
-local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
-
-
-def _data(context: Any, builder: Any, kind: Any, values: Any) -> Any:
-    """Where the first of `values` lies: of an array, or of what `local` has made."""
-    if isinstance(kind, types.CPointer):
-        return values
-    return context.make_array(kind)(context, builder, values).data
 
 
 def _row(builder: Any, values: Any, index: Any, row: Any = _ROW) -> Any:
@@ -158,9 +118,9 @@ def _add_terms(
 ) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to, at, terms_, begin, place, n = args
-        data, sums = _data(context, builder, lanes, to), []
+        data, sums = data_of(context, builder, lanes, to), []
         for s, kind in enumerate(terms):
-            values = _data(context, builder, kind, builder.extract_value(terms_, s))
+            values = data_of(context, builder, kind, builder.extract_value(terms_, s))
             values = builder.gep(values, [begin])
             each = context.get_value_type(kind.dtype)
             sums.append(_Sum(builder, data, builder.add(at, at.type(s * LANES)), values, each))
@@ -181,12 +141,12 @@ def _add_terms(
 def _add_columns(context: Any, lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to, at, width, terms_, n = args
-        data, index = _data(context, builder, lanes, to), at.type
+        data, index = data_of(context, builder, lanes, to), at.type
         end = builder.select(builder.icmp_signed("<", n, width), n, width)
         with cgutils.for_range_slice(builder, index(0), end, index(LANES), index) as (k, _):
             sums = []
             for s, kind in enumerate(terms):
-                values = _data(context, builder, kind, builder.extract_value(terms_, s))
+                values = data_of(context, builder, kind, builder.extract_value(terms_, s))
                 home = builder.add(builder.add(at, k), builder.mul(width, index(s)))
                 each = context.get_value_type(kind.dtype)
                 sums.append(_Sum(builder, data, home, values, each))
@@ -206,7 +166,7 @@ def _folded(context: Any, lanes: Any, at: Any, terms: Any) -> Any:
     sums = len(terms)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = _data(context, builder, lanes, args[0])
+        data = data_of(context, builder, lanes, args[0])
         all_ = ir.VectorType(ir.DoubleType(), sums * LANES)
         v, h = builder.load(_row(builder, data, args[1], all_), align=8), LANES // 2
         while h:
@@ -224,39 +184,16 @@ def _folded(context: Any, lanes: Any, at: Any, terms: Any) -> Any:
     return types.UniTuple(types.float64, sums)(lanes, types.intp, terms), codegen
 
 
-@intrinsic
-def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to, first, n = args
-        data = _data(context, builder, values, to)
-        number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        size = context.get_abi_sizeof(context.get_data_type(values.dtype))
-        line = n.type(64 // size)
-        with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
-            place = builder.bitcast(builder.gep(data, [builder.add(first, k)]), byte)
-            builder.call(prefetch, [place, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(values, types.intp, types.intp), codegen
-
-
-@overload(add_terms, **_inlined)
+@overload(add_terms, **inlined)
 def _of_add_terms(lanes, at, terms, first, place, n):
     return lambda lanes, at, terms, first, place, n: _add_terms(lanes, at, terms, first, place, n)  # type: ignore[call-arg]
 
 
-@overload(add_columns, **_inlined)
+@overload(add_columns, **inlined)
 def _of_add_columns(lanes, at, width, terms, n):
     return lambda lanes, at, width, terms, n: _add_columns(lanes, at, width, terms, n)  # type: ignore[call-arg]
 
 
-@overload(folded, **_inlined)
+@overload(folded, **inlined)
 def _of_folded(lanes, at, terms):
     return lambda lanes, at, terms: _folded(lanes, at, terms)  # type: ignore[call-arg]
-
-
-@overload(fetch, **_inlined)
-def _of_fetch(values, first, n):
-    return lambda values, first, n: _fetch(values, first, n)  # type: ignore[call-arg]

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
-from npquant.cpu.storage import overload
+from npquant.cpu.memory import to_line
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type
 from npquant.cpu.walk import Piece, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
@@ -32,10 +32,9 @@ _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 
 #: Runs shorter than this are done side by side.
 SHORT = 16
-#: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest.
+#: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
+#: a line of the cache.
 BLOCK, LONG = 32, 512
-#: Longer ones begin at a line of the cache, as vectors that lie in two take twice as long to load.
-LINE = 64
 _OF_BLOCKS = np.uintp(2**64 - BLOCK)
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
@@ -342,30 +341,6 @@ class ElementwiseOfSeveral(Elementwise):
                 return
         for piece, (*x, v), (s, z) in pieces(granularity, inputs, (y,), (scale, zero_point)):
             self._flat(piece, tuple(x), s, z, constants, precision, v)
-
-
-def to_line(x: Any, i: Any) -> int:
-    """How many elements from `i` on lie before a line of the cache begins: of `x`, or its first."""
-    return 0
-
-
-@intrinsic
-def _to_line(context: Any, x: Any, i: Any) -> Any:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        array, i = args
-        size = context.get_abi_sizeof(context.get_data_type(x.dtype))
-        data = context.make_array(x)(context, builder, array).data
-        place = builder.add(builder.udiv(builder.ptrtoint(data, i.type), i.type(size)), i)
-        return builder.and_(builder.neg(place), i.type(LINE // size - 1))
-
-    return types.intp(x, types.intp), codegen
-
-
-@overload(to_line)
-def _of_to_line(x, i):
-    if isinstance(x, types.BaseTuple):
-        return lambda x, i: _to_line(x[0], i)  # type: ignore[call-arg]
-    return lambda x, i: _to_line(x, i)  # type: ignore[call-arg]
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:

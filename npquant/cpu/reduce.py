@@ -17,14 +17,8 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import table
-from npquant.cpu.lanes import (
-    LANES,
-    add_columns,
-    add_terms,
-    fetch,
-    folded,
-    local,
-)
+from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
+from npquant.cpu.memory import fetch, local
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type

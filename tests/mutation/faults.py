@@ -41,6 +41,11 @@ FUSED, PROMOTED = (
 )
 HARD = tests("adaround", "ties_go_up", "hard_and_codes")
 SOFT = tests("adaround", "what_is_cut_off", "soft_backward")
+TIE = tests("ops", "no_guess_is_sure_of_what_is_next_to_a_tie")
+GUESSED = tests("ops", "float64_scales_are_guessed_in_float32[int8]")
+TWO_BYTES = tests(
+    "ops", "dequantize_to_two_bytes_with_zero_points_that_are_no_codes[bfloat16-int8]"
+)
 INIT, ACCURACY = tests("adaround", "init_gives_the_weights_back"), tests("adaround", "power")
 GRADIENT = tests("autograd", "gradient_is_the_exact_difference", "sigmoid_and_relu_of_specials")
 TAPE = tests("autograd", "gradients_add_up_where_an_array_is_used_twice", "sources")
@@ -336,12 +341,24 @@ FAULTS = (
           "c = begin % channels",
           "whole runs of a piece begin with the first channel", SHORT),
     Fault("cpu/storage.py",
-          "code = code if v != np.float32(0) else np.uint32(0)",
-          "code = code",
-          "a zero that is no float8", tests("ops", "quantize_per_tensor[float32-float8_e4m3fn]")),
+          "_as_uint32(v) & np.uint32(0xFF800000)",
+          "_as_uint32(v) & np.uint32(0x7F800000)",
+          "float8 codes of one sign", tests("ops", "quantize_per_tensor[float32-float8_e4m3fn]")),
     Fault("cpu/loops.py",
-          "            c = row % channels\n",
-          "            c = 0\n",
+          "                if farthest >= SURE:",
+          "                if farthest < 0:",
+          "codes that float32 is not sure of", GUESSED),
+    Fault("formulas/quantize.py",
+          "np.float32(0.5 - 2.0**-21)",
+          "np.float32(0.5 + 2.0**-21)",
+          "sure of ties", TIE),
+    Fault("ops/quantize.py",
+          'z.dtype.kind == "i" and checks.outside(z, lo, hi) < 0',
+          'z.dtype.kind == "i"',
+          "steps in two bytes that are not rounded", TWO_BYTES),
+    Fault("cpu/loops.py",
+          "            c = row % channels\n            while",
+          "            c = 0\n            while",
           "a piece that begins in a later channel", PIECES),
     Fault("cpu/loops.py",
           "start = begin - skip % period",

@@ -1,0 +1,104 @@
+"""Where kernels keep what they need, and how it lies: on the stack, in lines of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils, errors
+from numba.extending import intrinsic, overload
+
+#: Bytes of a line of the cache. A vector that lies in two of them takes twice as long to load, and
+#: NumPy's large arrays begin 16 bytes behind one.
+LINE = 64
+
+#: How functions are compiled that belong to the kernels that call them.
+inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
+
+
+def _room(n: Any, v: Any) -> Any:
+    """Room for `n` values of the type of `v`; `n` is a constant.
+
+    It is on the stack, and so the compiler sees that no array overlaps it: it asks nothing before
+    it vectorises a loop.
+    """
+    return np.empty(n, type(v))
+
+
+@intrinsic
+def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
+    if not isinstance(n, types.IntegerLiteral):
+        raise errors.RequireLiteralValue("n")
+    size = n.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
+            room = builder.alloca(ir.ArrayType(context.get_value_type(v), size))
+        room.align = 64
+        return builder.bitcast(room, context.get_value_type(sig.return_type))
+
+    return types.CPointer(v)(n, v), codegen
+
+
+# No overload of a function, since what its frame holds is gone when it returns.
+local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
+
+
+def data_of(context: Any, builder: Any, kind: Any, values: Any) -> Any:
+    """Where the first of `values` lies: of an array, or of what `local` has made."""
+    if isinstance(kind, types.CPointer):
+        return values
+    return context.make_array(kind)(context, builder, values).data
+
+
+def fetch(values: Any, first: Any, n: Any) -> None:
+    """Have `n` values brought to the cache; nothing is read."""
+
+
+@intrinsic
+def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, first, n = args
+        data = data_of(context, builder, values, to)
+        number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        size = context.get_abi_sizeof(context.get_data_type(values.dtype))
+        line = n.type(LINE // size)
+        with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
+            place = builder.bitcast(builder.gep(data, [builder.add(first, k)]), byte)
+            builder.call(prefetch, [place, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp, types.intp), codegen
+
+
+@overload(fetch, **inlined)
+def _of_fetch(values, first, n):
+    return lambda values, first, n: _fetch(values, first, n)  # type: ignore[call-arg]
+
+
+def to_line(x: Any, i: Any) -> int:
+    """How many elements from `i` on lie before a line of the cache begins: of `x`, or its first."""
+    return 0
+
+
+@intrinsic
+def _to_line(context: Any, x: Any, i: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, i = args
+        size = context.get_abi_sizeof(context.get_data_type(x.dtype))
+        place = builder.ptrtoint(data_of(context, builder, x, array), i.type)
+        place = builder.add(builder.udiv(place, i.type(size)), i)
+        return builder.and_(builder.neg(place), i.type(LINE // size - 1))
+
+    return types.intp(x, types.intp), codegen
+
+
+@overload(to_line, **inlined)
+def _of_to_line(x, i):
+    if isinstance(x, types.BaseTuple):
+        return lambda x, i: _to_line(x[0], i)  # type: ignore[call-arg]
+    return lambda x, i: _to_line(x, i)  # type: ignore[call-arg]
