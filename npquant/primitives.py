@@ -72,6 +72,11 @@ def like(v: Any, other: Any) -> Any:
     return _float8(v, np.dtype(kind)) if kind in _FLOAT8 else kind(v)
 
 
+def floating(v: Any) -> Any:
+    """`v`; an integer as a float32."""
+    return np.float32(v) if isinstance(v, (int, np.integer)) else v
+
+
 def at(p: Any, c: Any) -> Any:
     """The parameter of channel `c`: `p` is one number for all, or an array of one a channel."""
     return p[c] if isinstance(p, np.ndarray) else p

@@ -11,4 +11,4 @@ quantize_per_token = Guessed(f.channel_inverse, f.quantize_zero_first, f.split_i
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division).run
 quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8).run
 dequantize = Elementwise(f.in_output, f.dequantize).run
-dequantize_promoted = Elementwise(f.as_given, f.dequantize_promoted).run
+dequantize_promoted = Elementwise(f.in_floats, f.dequantize_promoted).run

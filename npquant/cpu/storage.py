@@ -264,6 +264,13 @@ def _like(v, other):
     return lambda v, other: cast(p.widen(v))
 
 
+@teach(p.floating)
+def _floating(v):
+    if isinstance(v, types.Integer):
+        return lambda v: np.float32(v)
+    return lambda v: v
+
+
 @teach(p.rint)
 def _rint(x):
     if isinstance(x, Storage):

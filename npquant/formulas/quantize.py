@@ -10,6 +10,7 @@ from npquant.formulas.base import formula, reciprocal
 from npquant.primitives import (
     bits,
     code_of,
+    floating,
     fma,
     item,
     like,
@@ -137,6 +138,12 @@ def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
 def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters to divide by; of `dequantize_promoted`, brought to one precision by the host."""
     return scale, zero_point
+
+
+@formula
+def in_floats(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """The same, of zero points that a float32 holds where they are integers."""
+    return scale, floating(zero_point)
 
 
 @formula

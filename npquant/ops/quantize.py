@@ -922,7 +922,6 @@ def _dequantize(
     kernel = lib.dequantize
     if y.dtype.itemsize == 2 and q.dtype.itemsize == 1 and _codes_of_one_byte(z, q.dtype):
         kernel, names = lib.dequantize_promoted, _IN_FLOAT32
-        z = z.astype(np.float32) if type(z) is np.ndarray else z
     kernel(granularity, q, s, z, constants, names, y)
 
 
@@ -945,7 +944,7 @@ def _dequantize_rows(
     if q.dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         found = checks.usual(scales, zero_points, shapes, checks.CODES, -_SMALL, _SMALL, q)
     if found is not None:
-        s, z = found[0], found[1].astype(dtypes.float32)
+        s, z = found
     else:
         s, z = _qparams_or_none(scales, zero_points, shapes, q)
         s, z, code = _promoted(q, s, z)
