@@ -259,6 +259,9 @@ SIZES = (
     ((2733, 2, 3), 1),
     ((4097, 3), 1),  # TILE: side by side
     *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
+    *(((3, 5, n), 1) for n in (31, 32, 33, 511, 512, 513, 544)),  # BLOCK and LONG: a run
+    *(((n, 1030), 1) for n in (31, 32, 33)),  # NEAR and AT_ONCE: a row, and rows
+    *(((2, n), 1) for n in (8191, 8192, 8193)),  # ROWS: channels
     *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
     ((33, 500), 0),  # PIECE: whole channels, and a rest of them
     ((33, 500), 1),
@@ -441,7 +444,7 @@ THREADED = (
 def test_two_threads(name, monkeypatch):
     monkeypatch.setattr(target, "GRAIN", 256)
     before = numba.get_num_threads()
-    shapes = [(8, 70), (3, 5, 2, 4)], [(2**16,), (2**18 - 1,), (2**18,), (16385, 16)]
+    shapes = [(8, 70), (3, 5, 2, 4)], [(2**16 - 1,), (2**16,), (2**18 - 1,), (2**18,), (16385, 16)]
     try:
         numba.set_num_threads(2)
         for least, some in zip((1, target.PARALLEL_FROM), shapes, strict=True):
