@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
+from npquant.cpu.memory import inlined
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
@@ -138,15 +139,12 @@ def _thin(context: Any, x: Any, i: Any, y: Any, k: Any) -> Any:
     return types.void(x, types.uintp, y, types.uintp), codegen
 
 
-_inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
-
-
-@overload(transpose, **_inlined)
+@overload(transpose, **inlined)
 def _of_transpose(x, i, pitch, y, k, to):
     return lambda x, i, pitch, y, k, to: _transpose(x, i, pitch, y, k, to)  # type: ignore[call-arg]
 
 
-@overload(thin, **_inlined)
+@overload(thin, **inlined)
 def _of_thin(x, i, y, k):
     return lambda x, i, y, k: _thin(x, i, y, k)  # type: ignore[call-arg]
 
