@@ -15,7 +15,7 @@ import npquant
 import oracle
 from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
 from cases import assert_same
-from npquant.cpu import target, walk
+from npquant.cpu import reduce, target, walk
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -306,6 +306,14 @@ def agree_however_it_lies(name, shape, axis):
 @pytest.mark.parametrize("name", LOOPS)
 def test_sizes(name, shape, axis):
     agree_however_it_lies(name, shape, axis)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "learnable" in name])
+def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
+    """The last ones are fewer; two tiles each."""
+    monkeypatch.setattr(reduce, "MANY", 3)
+    for shape in ((8, 72), (5, 4100)):
+        agree_however_it_lies(name, shape, 0)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -49,6 +49,8 @@ BLOCK = 256
 LINE, RUN = 1024, 128
 # Both with room for the zeros after the last.
 _BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
+#: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
+MANY = 1 << 15
 #: Rows that are fetched ahead, where they are long or those of a block lie apart.
 AHEAD = 2
 
@@ -405,10 +407,19 @@ class Gradients:
             return
         channels, inner, _ = granularity
         n = x.size
+        flat = plain(grad) and plain(x) and plain(y)
+        if flat and x.ndim != 1:
+            grad, x, y = grad.ravel(), x.ravel(), y.ravel()
+        if flat and channels > MANY and channels * inner == n:
+            for c in range(0, channels, MANY):
+                some = slice(c, min(c + MANY, channels))
+                run = slice(some.start * inner, some.stop * inner)
+                self(Granularity(some.stop - c, inner, None), grad[run], x[run], scale[some],
+                     zero_point[some], constants, code, y[run], grad_scale[some],
+                     grad_zero_point[some])  # fmt: skip
+            return
         sums = np.empty((2, channels, -(-(n // channels) // TILE)))
-        if plain(grad) and plain(x) and plain(y):
-            if x.ndim != 1:
-                grad, x, y = grad.ravel(), x.ravel(), y.ravel()
+        if flat:
             self._piece((channels, inner), grad, x, y, scale, zero_point, constants, code, sums)
         else:
             for layout, some, tiles, (g, u, v) in channel_pieces(
