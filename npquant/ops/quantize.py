@@ -221,7 +221,7 @@ def dequantize_per_tensor(
         )
     y = checks.output(out, q, result, ("scale", "zero_point"), (scale, zero_point))
     s, z, constants, names = numbers
-    _dequantize(layout.PER_TENSOR, q, s, z, constants, names, y)
+    _dequantize(layout.PER_TENSOR, q, s, z, constants, names, y, result)
     return y
 
 
@@ -423,7 +423,7 @@ def dequantize_per_channel(
     result = _output_dtype(out_dtype, "out_dtype")
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
-    _dequantize(granularity, q, s, z, _NO_CODES, _IN_FLOAT32, y)
+    _dequantize(granularity, q, s, z, _NO_CODES, _IN_FLOAT32, y, result)
     return y
 
 
@@ -915,12 +915,13 @@ def _quantize_rows(
 
 
 def _dequantize(
-    granularity: layout.Granularity, q: Array, s: Any, z: Any, constants: Any, names: Any, y: Array
-) -> None:
+    granularity: layout.Granularity, q: Array, s: Any, z: Any, constants: Any, names: Any,
+    y: Array, result: dtypes.DType,
+) -> None:  # fmt: skip
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
     kernel = lib.dequantize
-    if y.dtype.itemsize == 2 and q.dtype.itemsize == 1 and _codes_of_one_byte(z, q.dtype):
+    if result.itemsize == 2 and q.dtype.itemsize == 1 and _codes_of_one_byte(z, q.dtype):
         kernel, names = lib.dequantize_promoted, _IN_FLOAT32
     kernel(granularity, q, s, z, constants, names, y)
 
