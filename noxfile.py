@@ -41,7 +41,7 @@ def cuda(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def exhaustive(session: nox.Session) -> None:
-    """Every float32 beside PyTorch, ten minutes of it; arguments go to every_float.py."""
+    """Every float32 beside PyTorch, a quarter of an hour; arguments go to every_float.py."""
     session.install("-e", ".[test,peers]")
     cache = f"{session.create_tmp()}/numba"
     command = "python", "tests/exhaustive/every_float.py", *session.posargs
