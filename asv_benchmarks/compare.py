@@ -158,7 +158,7 @@ def measure(case: Case, seconds: float, threads: list[int], wanted: list[str]) -
     turns = {name: Turn(call, threads[0]) for name, call in (calls | rivals).items()}
     if len(threads) > 1:
         numba.set_num_threads(threads[-1])
-        calls["npquant"]()  # compiles the parallel form
+        calls["npquant"]()  # compiles what spreads it
         calls["npquant threads"] = calls["npquant"]
         turns["npquant threads"] = Turn(calls["npquant"], threads[-1])
     times = medians(turns, seconds)

@@ -116,9 +116,9 @@ def compiling_threads(seconds, names):
     """Eight threads that all need the same kernels first: each is compiled once."""
     compiled, compile_ = [], target._compile
 
-    def watched(function, signature, parallel):
+    def watched(function, signature):
         compiled.append((function.__name__, signature))
-        return compile_(function, signature, parallel)
+        return compile_(function, signature)
 
     target._compile = watched
     in_threads(8, lambda _: check_all(names))

@@ -5,12 +5,13 @@ import signal
 import threading
 
 import numba
+import numpy as np
 import pytest
 
 from npquant.cpu import target
 from scenarios import run
 
-#: A parallel kernel takes seconds to compile; test_layouts.py needs these, too. The soak tests call
+#: A kernel takes a second to compile; test_layouts.py needs these, too. The soak tests call
 #: every op.
 FEW = ("quantize_per_channel", "choose_qparams", "fake_quant_per_channel_backward")
 LAYERS = ("omp", "workqueue", "tbb")
@@ -124,3 +125,45 @@ def test_no_thread_can_be_started(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert target._once({}, "key", lambda key: "entry") == "entry"
+
+
+# --- segments -----------------------------------------------------------------------------------
+
+
+def _marks(begin, end, fails, marks):
+    if fails <= begin:
+        raise MemoryError
+    for i in range(begin, end):
+        marks[i] += end - begin
+
+
+compiled = pytest.mark.skipif(target.DISABLE_JIT, reason="there are no threads without the JIT")
+
+
+@compiled
+@pytest.mark.parametrize(("n", "grain"), [(1, 1), (1, 7), (7, 7), (8, 7), (1000, 7), (3, 1)])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_item_is_in_one_segment(monkeypatch, n, grain, threads):
+    monkeypatch.setattr(target, "threads", lambda: threads)
+    kernel = target.Kernel(_marks, "marks", _types_of_marks)
+    marks = np.zeros(n + 1, np.int32)
+    kernel(n, target.PARALLEL_FROM, (n, marks), ("marks",), grain)
+    whole, rest = divmod(n, grain) if threads > 1 else (0, n)
+    lengths = [grain] * (whole * grain) + [rest] * rest
+    np.testing.assert_array_equal(marks, [*lengths, 0])
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_segment_raises(monkeypatch, threads):
+    """There is one error that a kernel can have: no memory for what lies between."""
+    monkeypatch.setattr(target, "threads", lambda: threads)
+    kernel = target.Kernel(_marks, "marks", _types_of_marks)
+    marks = np.zeros(100, np.int32)
+    with pytest.raises(MemoryError):
+        kernel(100, target.PARALLEL_FROM, (50 if threads > 1 else 0, marks), ("marks",), 10)
+    assert not target._parallel.locked()
+
+
+def _types_of_marks(key):
+    return target.types.intp, target.array_type(np.dtype(np.int32))

@@ -1,9 +1,9 @@
 """How kernels are compiled and called on the CPU: options, forms, threads, forks.
 
 A kernel is written once, as a *segment*: a function of `begin`, `end` and its arguments that does
-the items [begin, end). `Kernel` makes two forms of it. The serial one is the segment itself; the
-parallel one is a `prange` over segments of a fixed size, so what a segment computes depends on the
-shape alone and never on the number of threads.
+the items [begin, end). `Kernel` compiles it and calls it once, or in several threads (`threads.py`)
+for segments of a fixed size: what a segment computes depends on the shape alone and never on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import types as python_types
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import numba
 import numpy as np
-from numba import config, njit, prange, types
+from numba import config, njit, types
 from numba.core.compiler_lock import global_compiler_lock
-from numba.extending import register_jitable
-from numba.np.ufunc import parallel as numba_threads
 
 from npquant.cpu import cache
+from npquant.cpu import threads as pool
 from npquant.cpu.storage import TYPES
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
@@ -71,11 +69,7 @@ def threads() -> int:
     """
     if _forked or DISABLE_JIT or isinstance(threading.current_thread(), threading._DummyThread):
         return 1
-    if not numba_threads._is_initialized:
-        numba.get_num_threads()
-    # That takes a lock every time, which an interrupt can leave locked: other threads would hang.
-    n: int = numba_threads._get_num_threads()  # type: ignore[attr-defined]
-    return n
+    return pool.available()
 
 
 Types = tuple[Any, ...]
@@ -97,13 +91,12 @@ def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
 
 
 class Kernel:
-    """A segment in its serial and its parallel form, compiled once a key.
+    """A segment, compiled once a key, in one thread or in several.
 
     Parameters
     ----------
     segment : callable
-        ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments. One of
-        them may be a tuple.
+        ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments.
     name : str
         What it is called in the cache and in profiles.
     signature : callable
@@ -123,55 +116,29 @@ class Kernel:
     ) -> None:
         self.name, self.work, self._signature = name, work, signature
         self._segment = _renamed(segment, name)
-        run = register_jitable(segment)
-
-        def parallel(n: int, grain: int, args: tuple[Any, ...]) -> None:
-            for t in prange((n + grain - 1) // grain):
-                run(t * grain, min(n, (t + 1) * grain), *args)
-
-        self._run = run
-        self._parallel = _renamed(parallel, f"{name}_parallel")
-        self.serial = Compiled(self._compile_serial)
+        self._code = Compiled(self._compile)
+        self.serial = Compiled(lambda key: self._code[key].entry_point)
         self.parallel = Compiled(self._compile_parallel)
 
     def __call__(
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
-        if size * self.work < PARALLEL_FROM or threads() == 1 or _parallel.locked():
+        if size * self.work < PARALLEL_FROM or (some := threads()) == 1 or _parallel.locked():
             self.serial[key](0, n, *args)
             return
-        entry = self.parallel[key]
-        place = next((i for i, a in enumerate(args) if type(a) is tuple), None)
-        grain = grain or max(1, n * GRAIN // size)
+        spread, loop, segment = self.parallel[key]
         with _parallel:
-            if place is None:
-                entry(n, grain, args)
-            else:
-                entry(n, grain, args[:place] + args[place + 1 :], args[place])
+            spread(loop, some, segment, n, grain or max(1, n * GRAIN // size), args)
 
-    def _compile_serial(self, key: Key) -> Any:
-        types_ = (types.intp, types.intp, *self._signature(*key))
-        return _compile(self._segment, types_, False)
+    def _compile(self, key: Key) -> Any:
+        return _compile(self._segment, (types.intp, types.intp, *self._signature(*key)))
 
     def _compile_parallel(self, key: Key) -> Any:
-        """The parallel form of one key; Numba's does not take a tuple within its tuple."""
-        signature = self._signature(*key)
-        tuples = (i for i, t in enumerate(signature) if isinstance(t, types.BaseTuple))
-        place = next(tuples, None)
-        if place is None:
-            types_: Types = (types.intp, types.intp, types.Tuple(signature))
-            return _compile(self._parallel, types_, True)
-        run = self._run
-
-        def nested(n: int, grain: int, args: tuple[Any, ...], several: tuple[Any, ...]) -> None:
-            for t in prange((n + grain - 1) // grain):
-                all_ = args[:place] + (several,) + args[place:]  # noqa: RUF005 (for Numba)
-                run(t * grain, min(n, (t + 1) * grain), *all_)
-
-        rest = types.Tuple(signature[:place] + signature[place + 1 :])
-        types_ = (types.intp, types.intp, rest, signature[place])
-        return _compile(_renamed(nested, f"{self.name}_nested"), types_, True)
+        """What spreads segments of one signature, and where the pool's loop and this one are."""
+        code = self._code[key]
+        segment = code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
+        return _SPREAD[self._signature(*key)], pool.entry(), segment
 
 
 class Either(Kernel):
@@ -229,17 +196,14 @@ def _renamed(function: Callable[..., Any], name: str) -> Any:
     return copy
 
 
-def _compile(function: Any, signature: tuple[types.Type, ...], parallel: bool) -> Any:
-    """The compiled function of one signature, without Numba's dispatcher in front of it.
-
-    The caller knows the types: asking for them again costs more than a small array does.
-    """
-    dispatcher = njit(parallel=parallel, **OPTIONS)(function)
+def _compile(function: Any, signature: tuple[types.Type, ...]) -> Any:
+    """What Numba has of the compiled function of one signature."""
+    dispatcher = njit(**OPTIONS)(function)
     if DISABLE_JIT:
-        return _uncompiled(function, signature)
+        return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
     dispatcher.compile(signature)
-    return dispatcher.overloads[signature].entry_point
+    return dispatcher.overloads[signature]
 
 
 def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
@@ -265,4 +229,8 @@ def _rounded(values: Any, kinds: Any) -> tuple[Any, ...]:
 
 def compiled(function: Any, signature: Callable[..., Types]) -> Compiled:
     """A small serial function that is no kernel: ``compiled(...)[key](*args)``."""
-    return Compiled(lambda key: _compile(function, signature(key), False))
+    return Compiled(lambda key: _compile(function, signature(key)).entry_point)
+
+
+#: How segments are spread, by the types of their arguments.
+_SPREAD = compiled(pool.spread, pool.signature)
