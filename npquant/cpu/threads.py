@@ -30,7 +30,8 @@ def available() -> int:
 
 
 def entry() -> int:
-    """Where the pool's loop begins, once `available` was called; LLVM has a lock before it, too."""
+    """Where the pool's loop begins. LLVM has a lock before it, too."""
+    available()
     address: int = llvm.address_of_symbol("numba_parallel_for")
     return address
 
