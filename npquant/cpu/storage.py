@@ -526,6 +526,12 @@ def _bits(v):
     return lambda v: as_int(v)
 
 
+@teach(p.of_bits)
+def _of_bits(k, other):
+    back = _to[other]
+    return lambda k, other: back(k)
+
+
 @teach(p.unsigned)
 def _unsigned(i):
     as_unsigned = _to[getattr(types, f"uint{i.bitwidth}")]

@@ -151,3 +151,18 @@ def dequantize_promoted(q: Any, p: Any, constants: Any, y: Any) -> Any:
     """(q - zero_point) * scale in the precision of the scale, rounded once to the output."""
     scale, zero_point = p
     return like(like(q, zero_point) - zero_point, scale) * scale, True
+
+
+@formula
+def split_scale(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `dequantize_in_float32`: a float64 scale as the sum of two float32."""
+    high = np.float32(scale)
+    return high, np.float32(scale - np.float64(high)), floating(zero_point)
+
+
+@formula
+def dequantize_in_float32(q: Any, p: Any, constants: Any, y: Any) -> Any:
+    """What `dequantize_promoted` mostly gives of a float64 scale for float32."""
+    high, low, zero_point = p
+    d = like(q, zero_point) - zero_point
+    return fma(d, high, d * low), True

@@ -24,6 +24,7 @@ def tests(file, *names):
 QUANTIZE = tests("ops", "quantize_per_tensor[float32-int8]", "quantize_per_tensor[float32-uint4]")
 QUANTIZE_CHANNEL = tests("ops", "quantize_per_channel[float32-int8]")
 DEQUANTIZE = tests("ops", "dequantize_per_tensor")
+TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
 TWO_BYTES = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
 DIVIDE = tests("ops", "quantize_per_tensor_by_division[float32-float8_e4m3fn]", "division")
@@ -341,13 +342,17 @@ FAULTS = (
           "c = begin % channels",
           "whole runs of a piece begin with the first channel", SHORT),
     Fault("cpu/storage.py",
-          "_as_uint32(v) & np.uint32(0xFF800000)",
-          "_as_uint32(v) & np.uint32(0x7F800000)",
+          "np.copysign(magnitude, v)",
+          "magnitude",
           "float8 codes of one sign", tests("ops", "quantize_per_tensor[float32-float8_e4m3fn]")),
     Fault("cpu/loops.py",
           "                if farthest >= SURE:",
           "                if farthest < 0:",
           "codes that float32 is not sure of", GUESSED),
+    Fault("cpu/loops.py",
+          "                if wrong:",
+          "                if m < LONG:",
+          "scales of which float32 gets a code wrong", TRIED),
     Fault("formulas/quantize.py",
           "np.float32(0.5 - 2.0**-21)",
           "np.float32(0.5 + 2.0**-21)",
