@@ -20,6 +20,7 @@ from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
 from npquant.cpu.memory import to_line
+from npquant.cpu.steps import STRIP, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type
 from npquant.cpu.walk import Piece, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
@@ -378,6 +379,43 @@ def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> b
     scale, zero_point, _ = qparams
     few, wide = x.itemsize == 1 and x not in FLOAT8, scale == np.float64
     return few and wide and zero_point != np.float64 and y == np.float32
+
+
+class ElementwiseInSteps(Elementwise):
+    """An op of which each step waits for the one before: runs go through `steps`, strip by strip.
+
+    Parameters
+    ----------
+    parameters, element : callable
+        As of `Elementwise`.
+    steps : tuple of callable
+        The same as `element`, as of `in_steps`; what is between them has the type of constants.
+    """
+
+    def __init__(
+        self, parameters: Callable[..., Any], element: Callable[..., Any],
+        steps: tuple[Callable[..., Any], ...],
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, element, work=4)
+        strip = in_steps(*steps)
+
+        def strips(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """As `runs`."""
+            constants = lo, hi, nan
+            while begin < end:
+                row = (first + begin) // inner
+                m = min((row + 1) * inner - first - begin, end - begin)
+                if m > STRIP:
+                    m = to_line(x, begin) or STRIP
+                c = row % channels
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                strip(x, np.uintp(begin), m, p, lo, y, np.uintp(begin))
+                begin += m
+
+        self._runs = Kernel(strips, f"{element.__name__}_strips", _signature, self._work)
 
 
 class ElementwiseOfSeveral(Elementwise):

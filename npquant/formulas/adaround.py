@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula
-from npquant.formulas.elementary import log, power, sigmoid
-from npquant.primitives import floor, item, like, rounded_code, widen
+from npquant.formulas.elementary import log, log2, power, raised, sigmoid
+from npquant.primitives import floor, fma, item, like, rounded_code, widen
 
 #
 # Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. A weight is
@@ -59,14 +59,30 @@ def floored(x: Any, p: Any) -> Any:
     return floor(widen(x) / scale) + zero_point
 
 
+# Where the steps of an op wait for each other, a kernel does one of them for many elements before
+# the next (`cpu/steps.py`): all but the first take what those before have made.
+
+
 @formula
-def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """The V whose h(V) is the fraction that rounding down drops."""
+def init_ratio(x: Any, p: Any) -> Any:
+    """exp(-V)."""
     scale, _ = p
     t = widen(x) / scale
     fraction = t - floor(t)
     ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
-    return -log(ratio - like(np.float32(1), t)), True
+    return ratio - like(np.float32(1), t)
+
+
+@formula
+def init_log(made: Any, p: Any) -> Any:
+    (ratio,) = made
+    return -log(ratio)
+
+
+@formula
+def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The V whose h(V) is the fraction that rounding down drops."""
+    return init_log((init_ratio(x, p),), p), True
 
 
 @formula
@@ -116,17 +132,42 @@ def adaround_codes(values: Any, p: Any, constants: Any, y: Any) -> Any:
 
 
 @formula
-def undecided(v: Any) -> Any:
-    """2h - 1: -1 and 1 where h has decided, 0 in the middle."""
-    h = rectified_sigmoid(v)
-    return like(np.float32(2), v) * h - like(np.float32(1), v)
+def leaning(sigma: Any) -> Any:
+    """2h - 1 without a cut: -1 and 1 where h has decided, 0 in the middle."""
+    h = stretched(sigma)
+    return fma(like(np.float32(2), h), h, -like(np.float32(1), h))
+
+
+@formula
+def decided(leaning: Any) -> Any:
+    """|2h - 1|, at most 1; NaN stays NaN."""
+    d, one = abs(leaning), like(np.float32(1), leaning)
+    return one if d > one else d
+
+
+@formula
+def regularizer_decided(values: Any, beta: Any) -> Any:
+    (v,) = values
+    return decided(leaning(sigmoid(v)))
+
+
+@formula
+def regularizer_log2(made: Any, beta: Any) -> Any:
+    (d,) = made
+    return beta * log2(d)
+
+
+@formula
+def regularizer_term(made: Any, beta: Any) -> Any:
+    d, t = made
+    return like(np.float32(1), d) - raised(d, t)
 
 
 @formula
 def adaround_regularizer(values: Any, beta: Any) -> Any:
     """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
-    (v,) = values
-    return like(np.float32(1), v) - power(abs(undecided(v)), beta)
+    d = regularizer_decided(values, beta)
+    return like(np.float32(1), d) - power(d, beta)
 
 
 @formula
@@ -136,13 +177,35 @@ def regularizing(v: Any, beta: Any, weight: Any, constants: Any, y: Any) -> Any:
 
 
 @formula
+def slope_sigmoid(v: Any, p: Any) -> Any:
+    return sigmoid(v)
+
+
+@formula
+def slope_leaning(made: Any, p: Any) -> Any:
+    (sigma,) = made
+    return leaning(sigma)
+
+
+@formula
+def slope_log2(made: Any, p: Any) -> Any:
+    _, d = made
+    beta, _ = p
+    return (beta - like(np.float32(1), d)) * log2(decided(d))
+
+
+@formula
+def slope(made: Any, p: Any) -> Any:
+    sigma, d, t = made
+    beta, weight = p
+    g = -weight * (beta * raised(decided(d), t))
+    g = g if d > like(np.float32(0), d) else -g
+    return slope_of_rectified_sigmoid(g * like(np.float32(2), d), sigma)
+
+
+@formula
 def adaround_regularizer_backward(v: Any, p: Any, constants: Any, y: Any) -> Any:
     """The gradient of weight * (1 - |2h - 1|**beta)."""
-    beta, weight = p
-    zero, one, two = (
-        like(np.float32(0), v), like(np.float32(1), v), like(np.float32(2), v),
-    )  # fmt: skip
-    d = undecided(v)
-    g = -weight * (beta * power(abs(d), beta - one))
-    g = g if d > zero else -g
-    return slope_of_rectified_sigmoid(g * two, sigmoid(v)), True
+    sigma = slope_sigmoid(v, p)
+    d = slope_leaning((sigma,), p)
+    return slope((sigma, d, slope_log2((sigma, d), p)), p), True
