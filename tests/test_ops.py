@@ -228,6 +228,7 @@ def test_a_guess_is_sure_of_nearly_all():
     p = formulas.split_inverse(x, np.float64(0.3), np.int64(3), bounds, y)
     sure = [formulas.guess(v, p, bounds, y)[1] < formulas.SURE for v in x]
     assert np.mean(sure) > 0.99
+    assert formulas.guess(np.float32(-1.2), p, bounds, y)[0] == -1
     for v in (np.float32(np.nan), np.float32(0.45)):  # 1.5 codes but for a rounding
         assert formulas.guess(v, p, bounds, y)[1] >= formulas.SURE
 

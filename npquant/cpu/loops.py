@@ -293,22 +293,23 @@ class Guessed(Elementwise):
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
-                m = min((row + 1) * inner - first - begin, end - begin)
-                if m > LONG:
-                    m = to_line(x, begin) or LONG
-                c = row % channels
-                base, farthest = np.uintp(begin), np.int32(0)
+                c, stop = row % channels, min((row + 1) * inner - first, end)
                 p = split(x, scale[c], zero_point[c], constants, y)
-                for k in range(np.uintp(m)):
-                    code, rest = guess(x[base + k], p, constants, y)
-                    store(y, base + k, code)
-                    farthest = max(farthest, rest)
-                if farthest >= SURE:
-                    rule = parameters(x, scale[c], zero_point[c], constants, y)
+                while begin < stop:
+                    m = stop - begin
+                    if m > LONG:
+                        m = to_line(x, begin) or LONG
+                    base, farthest = np.uintp(begin), np.int32(0)
                     for k in range(np.uintp(m)):
-                        code, _ = element(x[base + k], rule, constants, y)
+                        code, rest = guess(x[base + k], p, constants, y)
                         store(y, base + k, code)
-                begin += m
+                        farthest = max(farthest, rest)
+                    if farthest >= SURE:
+                        rule = parameters(x, scale[c], zero_point[c], constants, y)
+                        for k in range(np.uintp(m)):
+                            code, _ = element(x[base + k], rule, constants, y)
+                            store(y, base + k, code)
+                    begin += m
 
         kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
         self._runs = Either(_guessable, kernel, self._runs)
