@@ -70,6 +70,10 @@ class Elementwise:
         The same op for codes that its precision does not hold.
     work : int
         What an element costs, as a `Kernel` has it.
+    steps : tuple of callable, optional
+        The same as `element`, as of `in_steps`, where each waits for the one before: long runs go
+        through them strip by strip. What all share are the parameters and the constants; what is
+        between has the type of these.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Elementwise:
         element: Callable[..., Any],
         wide: Elementwise | None = None,
         work: int = 1,
+        steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         def runs(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -105,6 +110,22 @@ class Elementwise:
                 if skip == inner:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
+
+        def strips(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """As `runs`, in steps."""
+            constants = lo, hi, nan
+            while begin < end:
+                row = (first + begin) // inner
+                m = min((row + 1) * inner - first - begin, end - begin)
+                if m > STRIP:
+                    m = to_line(x, begin) or STRIP
+                c, base = row % channels, np.uintp(begin)
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                strip(x, base, m, (), (p, constants), lo, y, base)
+                begin += m
 
         def blocks(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -157,6 +178,8 @@ class Elementwise:
                                     store(mask, base + k, inside)
                 begin = last
 
+        if steps:
+            strip, runs = in_steps(*steps), strips
         run, repeat = register_jitable(runs), register_jitable(periods)
 
         def runs_apart(
@@ -380,43 +403,6 @@ def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> b
     scale, zero_point, _ = qparams
     few, wide = x.itemsize == 1 and x not in FLOAT8, scale == np.float64
     return few and wide and zero_point != np.float64 and y == np.float32
-
-
-class ElementwiseInSteps(Elementwise):
-    """An op of which each step waits for the one before: runs go through `steps`, strip by strip.
-
-    Parameters
-    ----------
-    parameters, element : callable
-        As of `Elementwise`.
-    steps : tuple of callable
-        The same as `element`, as of `in_steps`; what is between them has the type of constants.
-    """
-
-    def __init__(
-        self, parameters: Callable[..., Any], element: Callable[..., Any],
-        steps: tuple[Callable[..., Any], ...],
-    ) -> None:  # fmt: skip
-        super().__init__(parameters, element, work=4)
-        strip = in_steps(*steps)
-
-        def strips(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
-            """As `runs`."""
-            constants = lo, hi, nan
-            while begin < end:
-                row = (first + begin) // inner
-                m = min((row + 1) * inner - first - begin, end - begin)
-                if m > STRIP:
-                    m = to_line(x, begin) or STRIP
-                c = row % channels
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                strip(x, np.uintp(begin), m, p, lo, y, np.uintp(begin))
-                begin += m
-
-        self._runs = Kernel(strips, f"{element.__name__}_strips", _signature, self._work)
 
 
 class ElementwiseOfSeveral(Elementwise):

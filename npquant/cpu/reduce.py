@@ -503,7 +503,10 @@ class Total:
         element: Callable[..., Any],
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        strip = in_steps(*steps or (element,))
+        def only(values: Any, made: Any, number: Any) -> Any:
+            return element(values, number)
+
+        strip = in_steps(*steps or (register_jitable(only),))
 
         def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
@@ -515,7 +518,7 @@ class Total:
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    strip(x, np.uintp(start), m, number, kind, terms[0], np.uintp(0))
+                    strip(x, np.uintp(start), m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
 

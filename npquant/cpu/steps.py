@@ -22,53 +22,37 @@ STRIP = 512
 _inlined = register_jitable(no_cfunc_wrapper=True, forceinline=True)
 
 
-def in_steps(first: Callable[..., Any], *steps: Callable[..., Any]) -> Callable[..., None]:
+def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
     """A function that does `n` elements of `x`, from `begin` on, and writes to `y` from `to` on.
 
-    It is ``strip(x, begin, n, p, kind, y, to)``; what is between steps has the type of `kind`.
+    It is ``strip(x, begin, n, made, shared, kind, y, to)``, with () made; what is between steps has
+    the type of `kind`.
 
     Parameters
     ----------
-    first : callable
-        ``first(element, p) -> value``.
     *steps : callable
-        ``step(values, p) -> value``: of what all steps before it have made. The last makes `y`.
+        ``step(element, made, shared) -> value``, given what the steps before it have made of the
+        element. The last makes the result.
     """
-    if not steps:
+    step, *rest = steps
+    if not rest:
 
-        def only(x: Any, begin: Any, n: Any, p: Any, kind: Any, y: Any, to: Any) -> None:
+        def last(
+            x: Any, begin: Any, n: Any, made: Any, shared: Any, kind: Any, y: Any, to: Any
+        ) -> None:
             for k in range(np.uintp(n)):
-                store(y, to + k, first(each(x, begin + k), p))
-
-        return _inlined(only)
-
-    rest = _after(*steps)
-
-    def strip(x: Any, begin: Any, n: Any, p: Any, kind: Any, y: Any, to: Any) -> None:
-        room = local(STRIP, kind)
-        for k in range(np.uintp(n)):
-            room[k] = first(each(x, begin + k), p)
-        rest((room,), n, p, kind, y, to)
-
-    return _inlined(strip)
-
-
-def _after(step: Callable[..., Any], *steps: Callable[..., Any]) -> Callable[..., None]:
-    """The same, of what steps have made."""
-    if not steps:
-
-        def last(made: Any, n: Any, p: Any, kind: Any, y: Any, to: Any) -> None:
-            for k in range(np.uintp(n)):
-                store(y, to + k, step(each(made, k), p))
+                store(y, to + k, step(each(x, begin + k), each(made, k), shared))
 
         return _inlined(last)
 
-    rest = _after(*steps)
+    others = in_steps(*rest)
 
-    def strip(made: Any, n: Any, p: Any, kind: Any, y: Any, to: Any) -> None:
+    def strip(
+        x: Any, begin: Any, n: Any, made: Any, shared: Any, kind: Any, y: Any, to: Any
+    ) -> None:
         room = local(STRIP, kind)
         for k in range(np.uintp(n)):
-            room[k] = step(each(made, k), p)
-        rest(made + (room,), n, p, kind, y, to)  # noqa: RUF005 (for Numba)
+            room[k] = step(each(x, begin + k), each(made, k), shared)
+        others(x, begin, n, made + (room,), shared, kind, y, to)  # noqa: RUF005 (for Numba)
 
     return _inlined(strip)

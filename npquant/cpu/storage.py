@@ -317,6 +317,7 @@ def _at(p, c):
 def _each(x, i):
     if isinstance(x, types.BaseTuple):
         return {
+            0: lambda x, i: (),
             1: lambda x, i: (x[0][i],),
             2: lambda x, i: (x[0][i], x[1][i]),
             3: lambda x, i: (x[0][i], x[1][i], x[2][i]),

@@ -60,13 +60,14 @@ def floored(x: Any, p: Any) -> Any:
 
 
 # Where the steps of an op wait for each other, a kernel does one of them for many elements before
-# the next (`cpu/steps.py`): all but the first take what those before have made.
+# the next (`cpu/steps.py`). A step takes the element, what the steps before have made of it, and
+# what all elements share: the parameters and the constants.
 
 
 @formula
-def init_ratio(x: Any, p: Any) -> Any:
+def init_ratio(x: Any, made: Any, shared: Any) -> Any:
     """exp(-V)."""
-    scale, _ = p
+    (scale, _), _ = shared
     t = widen(x) / scale
     fraction = t - floor(t)
     ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
@@ -74,7 +75,7 @@ def init_ratio(x: Any, p: Any) -> Any:
 
 
 @formula
-def init_log(made: Any, p: Any) -> Any:
+def init_log(x: Any, made: Any, shared: Any) -> Any:
     (ratio,) = made
     return -log(ratio)
 
@@ -82,29 +83,52 @@ def init_log(made: Any, p: Any) -> Any:
 @formula
 def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """The V whose h(V) is the fraction that rounding down drops."""
-    return init_log((init_ratio(x, p),), p), True
+    shared = p, constants
+    return init_log(x, (init_ratio(x, (), shared),), shared), True
+
+
+@formula
+def soft_up(values: Any, made: Any, shared: Any) -> Any:
+    _, v = values
+    return rectified_sigmoid(v)
+
+
+@formula
+def soft_value(values: Any, made: Any, shared: Any) -> Any:
+    x, _ = values
+    (h,), (p, (lo, hi, _)) = made, shared
+    scale, zero_point = p
+    return (clamp(floored(x, p) + h, lo, hi) - zero_point) * scale
 
 
 @formula
 def adaround_soft(values: Any, p: Any, constants: Any, y: Any) -> Any:
     """The weight as it is while V is learned: h(V) above the code below it."""
-    x, v = values
-    scale, zero_point = p
-    lo, hi, _ = constants
-    q = clamp(floored(x, p) + rectified_sigmoid(v), lo, hi)
-    return (q - zero_point) * scale, True
+    shared = p, constants
+    return soft_value(values, (soft_up(values, (), shared),), shared), True
+
+
+@formula
+def soft_sigmoid(values: Any, made: Any, shared: Any) -> Any:
+    _, _, v = values
+    return sigmoid(v)
+
+
+@formula
+def soft_slope(values: Any, made: Any, shared: Any) -> Any:
+    g, x, _ = values
+    (sigma,), (p, (lo, hi, _)) = made, shared
+    scale, _ = p
+    q = floored(x, p) + within_one(stretched(sigma))
+    g = widen(g) * scale if (lo <= q) & (q <= hi) else like(np.float32(0), sigma)
+    return slope_of_rectified_sigmoid(g, sigma)
 
 
 @formula
 def adaround_soft_backward(values: Any, p: Any, constants: Any, y: Any) -> Any:
     """The gradient of V; none where the code was clamped."""
-    g, x, v = values
-    scale, _ = p
-    lo, hi, _ = constants
-    sigma, zero = sigmoid(v), like(np.float32(0), v)
-    q = floored(x, p) + within_one(stretched(sigma))
-    g = widen(g) * scale if (lo <= q) & (q <= hi) else zero
-    return slope_of_rectified_sigmoid(g, sigma), True
+    shared = p, constants
+    return soft_slope(values, (soft_sigmoid(values, (), shared),), shared), True
 
 
 @formula
@@ -146,19 +170,19 @@ def decided(leaning: Any) -> Any:
 
 
 @formula
-def regularizer_decided(values: Any, beta: Any) -> Any:
+def regularizer_decided(values: Any, made: Any, beta: Any) -> Any:
     (v,) = values
     return decided(leaning(sigmoid(v)))
 
 
 @formula
-def regularizer_log2(made: Any, beta: Any) -> Any:
+def regularizer_log2(values: Any, made: Any, beta: Any) -> Any:
     (d,) = made
     return beta * log2(d)
 
 
 @formula
-def regularizer_term(made: Any, beta: Any) -> Any:
+def regularizer_term(values: Any, made: Any, beta: Any) -> Any:
     d, t = made
     return like(np.float32(1), d) - raised(d, t)
 
@@ -166,7 +190,7 @@ def regularizer_term(made: Any, beta: Any) -> Any:
 @formula
 def adaround_regularizer(values: Any, beta: Any) -> Any:
     """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
-    d = regularizer_decided(values, beta)
+    d = regularizer_decided(values, (), beta)
     return like(np.float32(1), d) - power(d, beta)
 
 
@@ -177,27 +201,25 @@ def regularizing(v: Any, beta: Any, weight: Any, constants: Any, y: Any) -> Any:
 
 
 @formula
-def slope_sigmoid(v: Any, p: Any) -> Any:
+def slope_sigmoid(v: Any, made: Any, shared: Any) -> Any:
     return sigmoid(v)
 
 
 @formula
-def slope_leaning(made: Any, p: Any) -> Any:
+def slope_leaning(v: Any, made: Any, shared: Any) -> Any:
     (sigma,) = made
     return leaning(sigma)
 
 
 @formula
-def slope_log2(made: Any, p: Any) -> Any:
-    _, d = made
-    beta, _ = p
+def slope_log2(v: Any, made: Any, shared: Any) -> Any:
+    (_, d), ((beta, _), _) = made, shared
     return (beta - like(np.float32(1), d)) * log2(decided(d))
 
 
 @formula
-def slope(made: Any, p: Any) -> Any:
-    sigma, d, t = made
-    beta, weight = p
+def slope(v: Any, made: Any, shared: Any) -> Any:
+    (sigma, d, t), ((beta, weight), _) = made, shared
     g = -weight * (beta * raised(decided(d), t))
     g = g if d > like(np.float32(0), d) else -g
     return slope_of_rectified_sigmoid(g * like(np.float32(2), d), sigma)
@@ -206,6 +228,7 @@ def slope(made: Any, p: Any) -> Any:
 @formula
 def adaround_regularizer_backward(v: Any, p: Any, constants: Any, y: Any) -> Any:
     """The gradient of weight * (1 - |2h - 1|**beta)."""
-    sigma = slope_sigmoid(v, p)
-    d = slope_leaning((sigma,), p)
-    return slope((sigma, d, slope_log2((sigma, d), p)), p), True
+    shared, sigma = (p, constants), sigmoid(v)
+    d = leaning(sigma)
+    t = slope_log2(v, (sigma, d), shared)
+    return slope(v, (sigma, d, t), shared), True

@@ -73,8 +73,8 @@ _QUARTER = np.float64(0.25)
 def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `guess`: the reciprocal in two float32, and where x is cut off.
 
-    That is a quarter of a code beyond the last ones, so that it still is rounded to them. An odd zero
-    point is no harm in what is added: it is ties alone that go the other way, and none is sure.
+    That is a quarter of a code beyond the last ones, so that it still is rounded to them. An odd
+    zero point does no harm in what is added: ties alone go the other way, and none is sure.
     """
     lo, hi, _ = constants
     inverse, z = reciprocal(scale), np.float64(zero_point)
