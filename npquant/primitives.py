@@ -193,6 +193,11 @@ def bits(v: Any) -> Any:
     return np.asarray(v).view(_KEYS[v.itemsize])[()]
 
 
+def of_bits(k: Any, other: Any) -> Any:
+    """The value whose bits are the lowest of the integer `k`, in the one-byte type of `other`."""
+    return np.asarray(k & 255, np.uint8).view(type(other))[()]
+
+
 def unsigned(i: Any) -> Any:
     """The bits of an integer as an unsigned one."""
     return i.astype(np.dtype(f"u{i.dtype.itemsize}"))

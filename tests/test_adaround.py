@@ -315,9 +315,9 @@ def test_a_code_at_the_bound_has_a_gradient():
     assert gradient[1] == 0
 
 
-@pytest.mark.parametrize("n", [1, 5, 17, 33])
+@pytest.mark.parametrize("n", [1, 5, 17, 33, 1300])
 def test_an_element_does_not_know_where_it_stands(n):
-    """Vector bodies and tails have the same bits as an element alone."""
+    """Vector bodies, tails and strips have the same bits as an element alone."""
     rng = np.random.default_rng(n)
     x, v, g = (rng.normal(0, 2, n).astype(F32) for _ in range(3))
     calls = {

@@ -228,6 +228,7 @@ def test_a_guess_is_sure_of_nearly_all():
     p = formulas.split_inverse(x, np.float64(0.3), np.int64(3), bounds, y)
     sure = [formulas.guess(v, p, bounds, y)[1] < formulas.SURE for v in x]
     assert np.mean(sure) > 0.99
+    assert formulas.guess(np.float32(-1.2), p, bounds, y)[0] == -1
     for v in (np.float32(np.nan), np.float32(0.45)):  # 1.5 codes but for a rounding
         assert formulas.guess(v, p, bounds, y)[1] >= formulas.SURE
 
@@ -265,6 +266,48 @@ def test_dequantize_per_token_and_group(scale_dtype, output_dtype):
                   output_dtype)  # fmt: skip
         agree("dequantize_per_channel_group", q.reshape(2, -1), s.reshape(2, 3), None, *bounds,
               target, 64, output_dtype)  # fmt: skip
+
+
+def halfway(rng, n):
+    """Scales of which some code times the scale lies halfway between two float32, or next to it."""
+    ties = rng.integers(2**24, 2**25, n) * 2 + 1.0
+    return ties / (2 * rng.integers(1, 64, n) + 1) * 2.0 ** rng.integers(-40, 40, n)
+
+
+@pytest.mark.parametrize("target", **named((np.int8, np.uint8, ml_dtypes.int4, ml_dtypes.uint2)))
+def test_float64_scales_are_tried_in_float32(target):
+    """Scales that float32 gets right for all codes, those that it does not, and what it overflows.
+
+    Rows that are worth trying and others; bounds say nothing of the codes.
+    """
+    rng = np.random.default_rng(0)
+    codes = every_code(np.dtype(target))
+    some = 0.1, 0.5, 1e-30, 1e30, 1e-38, 1e-42, 3e38, 1e300, 1e-300, *rng.uniform(1e-3, 2, 9)
+    scales = np.array([*some, *halfway(rng, 100)])
+    for inner, z in itertools.product((96, 512, 700, 1300), (0, 3, -128, 255, 2**23, 2**40, 0.5)):
+        zero_points = np.full(len(scales), z, np.int64 if z == int(z) else np.float64)
+        q = np.resize(codes, (len(scales), inner))
+        agree("dequantize_per_token", q, scales, zero_points, 0, 1, target, note=(inner, z))
+    grouped = scales[:, None], zero_points[:, None]
+    agree("dequantize_per_channel_group", q, *grouped, 0, 1, target, inner)
+
+
+def test_most_scales_are_right_in_float32_and_some_are_not():
+    """Else the test above says nothing of it."""
+    rng = np.random.default_rng(0)
+    codes, y, z = every_code(np.dtype(np.int8)), np.empty(1, F32), np.int64(3)
+
+    def right(scale):
+        rule, p = (split(codes, scale, z, None, y) for split in
+                   (formulas.in_floats, formulas.split_scale))  # fmt: skip
+        return all(
+            np.float32(formulas.dequantize_promoted(q, rule, None, y)[0])
+            == formulas.dequantize_in_float32(q, p, None, y)[0]
+            for q in codes
+        )
+
+    assert all(map(right, rng.uniform(0.01, 2, 30)))
+    assert 0 < np.mean([right(s) for s in halfway(rng, 60)]) < 1
 
 
 DIVIDING = [name for name in CALLS if "rounding" in PARAMETERS[name]]

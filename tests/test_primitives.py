@@ -96,6 +96,8 @@ def test_items():
     assert same(p.item(x), np.int8(0))
     assert p.by_precision(F32(1), lambda v: "single", lambda v: "double") == "single"
     assert p.by_precision(F64(1), lambda v: "single", lambda v: "double") == "double"
+    assert same(p.of_bits(np.int32(200), np.int8(0)), np.int8(-56))
+    assert same(p.of_bits(np.int32(0x3C), E4M3(0)), E4M3(1.5))
     assert same(p.floating(np.int8(3)), F32(3))
     assert same(p.floating(BF16(0.1)), BF16(0.1))
 

@@ -20,12 +20,13 @@ from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
 from npquant.cpu.memory import to_line
+from npquant.cpu.steps import STRIP, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type
 from npquant.cpu.walk import Piece, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
-from npquant.primitives import at, each, store
+from npquant.primitives import at, bits, each, item, like, of_bits, store
 
 Array = np.ndarray[Any, Any]
 _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
@@ -41,6 +42,9 @@ LEAST_PERIOD = 256
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
 #: and of how many rows, so that memory is read in order nevertheless.
 NEAR, AT_ONCE = 1024, 32
+
+#: Codes of one byte.
+CODES = 256
 
 #: The types of numbers among the qparams and of constants.
 NUMBERS: dict[str, Any] = {
@@ -66,6 +70,10 @@ class Elementwise:
         The same op for codes that its precision does not hold.
     work : int
         What an element costs, as a `Kernel` has it.
+    steps : tuple of callable, optional
+        The same as `element`, as of `in_steps`, where each waits for the one before: long runs go
+        through them strip by strip. What all share are the parameters and the constants; what is
+        between has the type of these.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class Elementwise:
         element: Callable[..., Any],
         wide: Elementwise | None = None,
         work: int = 1,
+        steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         def runs(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -101,6 +110,22 @@ class Elementwise:
                 if skip == inner:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
+
+        def strips(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """As `runs`, in steps."""
+            constants = lo, hi, nan
+            while begin < end:
+                row = (first + begin) // inner
+                m = min((row + 1) * inner - first - begin, end - begin)
+                if m > STRIP:
+                    m = to_line(x, begin) or STRIP
+                c, base = row % channels, np.uintp(begin)
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                strip(x, base, m, (), (p, constants), lo, y, base)
+                begin += m
 
         def blocks(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -153,6 +178,8 @@ class Elementwise:
                                     store(mask, base + k, inside)
                 begin = last
 
+        if steps:
+            strip, runs = in_steps(*steps), strips
         run, repeat = register_jitable(runs), register_jitable(periods)
 
         def runs_apart(
@@ -289,22 +316,23 @@ class Guessed(Elementwise):
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
-                m = min((row + 1) * inner - first - begin, end - begin)
-                if m > LONG:
-                    m = to_line(x, begin) or LONG
-                c = row % channels
-                base, farthest = np.uintp(begin), np.int32(0)
+                c, stop = row % channels, min((row + 1) * inner - first, end)
                 p = split(x, scale[c], zero_point[c], constants, y)
-                for k in range(np.uintp(m)):
-                    code, rest = guess(x[base + k], p, constants, y)
-                    store(y, base + k, code)
-                    farthest = max(farthest, rest)
-                if farthest >= SURE:
-                    rule = parameters(x, scale[c], zero_point[c], constants, y)
+                while begin < stop:
+                    m = stop - begin
+                    if m > LONG:
+                        m = to_line(x, begin) or LONG
+                    base, farthest = np.uintp(begin), np.int32(0)
                     for k in range(np.uintp(m)):
-                        code, _ = element(x[base + k], rule, constants, y)
+                        code, rest = guess(x[base + k], p, constants, y)
                         store(y, base + k, code)
-                begin += m
+                        farthest = max(farthest, rest)
+                    if farthest >= SURE:
+                        rule = parameters(x, scale[c], zero_point[c], constants, y)
+                        for k in range(np.uintp(m)):
+                            code, _ = element(x[base + k], rule, constants, y)
+                            store(y, base + k, code)
+                    begin += m
 
         kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
         self._runs = Either(_guessable, kernel, self._runs)
@@ -316,6 +344,65 @@ _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
 def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
     """Of float32 data, float64 scales, and integers that a float32 holds in its last bits."""
     return x == np.float32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
+
+
+class Tried(Elementwise):
+    """An op of one-byte codes that float32 does for most scales, where PyTorch's rule is float64.
+
+    Every code is tried with a scale before a long run of them is done so.
+
+    Parameters
+    ----------
+    parameters, element : callable
+        As of `Elementwise`.
+    split, quick : callable
+        The same in float32.
+    """
+
+    def __init__(
+        self, parameters: Callable[..., Any], element: Callable[..., Any],
+        split: Callable[..., Any], quick: Callable[..., Any],
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, element)
+
+        def tried(
+            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+        ) -> None:  # fmt: skip
+            """As `runs`; one of which float32 gets a code wrong is done by the rule."""
+            constants = lo, hi, nan
+            while begin < end:
+                row = (first + begin) // inner
+                m = min((row + 1) * inner - first - begin, end - begin)
+                c = row % channels
+                base = np.uintp(begin)
+                rule = parameters(x, scale[c], zero_point[c], constants, y)
+                p = split(x, scale[c], zero_point[c], constants, y)
+                wrong = np.int32(m < LONG)
+                for k in range(np.uintp(CODES if m >= LONG else 0)):
+                    q = of_bits(np.int32(k), item(x))
+                    value, _ = element(q, rule, constants, y)
+                    tried, _ = quick(q, p, constants, y)
+                    wrong |= bits(like(value, tried)) ^ bits(tried)
+                if wrong:
+                    for k in range(np.uintp(m)):
+                        value, _ = element(x[base + k], rule, constants, y)
+                        store(y, base + k, value)
+                else:
+                    for k in range(np.uintp(m)):
+                        value, _ = quick(x[base + k], p, constants, y)
+                        store(y, base + k, value)
+                begin += m
+
+        kernel = Kernel(tried, f"{split.__name__}_{quick.__name__}", _signature)
+        self._runs = Either(_triable, kernel, self._runs)
+
+
+def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+    """Of integers of a byte, float64 scales, and differences and results in float32."""
+    scale, zero_point, _ = qparams
+    few, wide = x.itemsize == 1 and x not in FLOAT8, scale == np.float64
+    return few and wide and zero_point != np.float64 and y == np.float32
 
 
 class ElementwiseOfSeveral(Elementwise):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npquant.cpu.loops import Elementwise, Guessed
+from npquant.cpu.loops import Elementwise, Guessed, Tried
 from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize).run
@@ -11,4 +11,6 @@ quantize_per_token = Guessed(f.channel_inverse, f.quantize_zero_first, f.split_i
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division).run
 quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8).run
 dequantize = Elementwise(f.in_output, f.dequantize).run
-dequantize_promoted = Elementwise(f.in_floats, f.dequantize_promoted).run
+dequantize_promoted = Tried(
+    f.in_floats, f.dequantize_promoted, f.split_scale, f.dequantize_in_float32
+).run

@@ -19,6 +19,7 @@ from numba.extending import register_jitable
 from npquant.cpu import table
 from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
 from npquant.cpu.memory import fetch, local
+from npquant.cpu.steps import in_steps
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
@@ -493,21 +494,31 @@ class Total:
     ----------
     element : callable
         ``element(values, number) -> term``: one element of every array, and what all share.
+    steps : tuple of callable, optional
+        The same as `element`, as of `in_steps`, where each waits for the one before.
     """
 
-    def __init__(self, element: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        element: Callable[..., Any],
+        steps: tuple[Callable[..., Any], ...] = (),
+    ) -> None:
+        def only(values: Any, made: Any, number: Any) -> Any:
+            return element(values, number)
+
+        strip = in_steps(*steps or (register_jitable(only),))
+
         def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
             """Tasks (tile)."""
             lanes = local(LANES, 0.0)
-            terms = (local(STRIP, element(each(x, 0), number)),)
+            kind = element(each(x, 0), number)
+            terms = (local(STRIP, kind),)
             for tile in range(begin, end):
                 _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    base = np.uintp(start)
-                    for k in range(np.uintp(m)):
-                        terms[0][k] = element(each(x, base + k), number)
+                    strip(x, np.uintp(start), m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
 

@@ -202,16 +202,16 @@ def _float32_to_e5m2(v: Any) -> Any:
 
 
 @register_jitable
-def _fitting_float8(v: Any, drop: Any, ones: Any) -> Any:
-    """The bits of a number in the range of float8 that is scaled so that exponents are float8's.
+def _integer_to_float8(v: Any, drop: Any, scale: Any) -> Any:
+    """The bits of an integer in the range of float8; a zero keeps its sign.
 
-    Adding 2**drop times the power of two below it, which is `ones`, lets the hardware round it to
-    the grid. All of float8's normals and zero come out right, and no subnormals.
+    `scale` brings exponents to float8's. The product with 2**drop + 1 is rounded where float8's
+    mantissa ends, as an integer has no bits that far down; then 2**drop times the integer goes.
     """
-    power = _as_float32(np.uint32(_as_uint32(v) & np.uint32(0xFF800000)))
-    rounded = _llvm_fma(-power, ones, _llvm_fma(power, ones, v))
+    ones = scale * np.float32(np.uint32(1) << drop)
+    rounded = _llvm_fma(v, -ones, v * np.float32(ones + scale))
     magnitude = _as_float32(np.uint32(_as_uint32(rounded) << (np.uint32(24) - drop)))
-    return np.uint32(_as_uint32(np.copysign(magnitude, power)) >> np.uint32(24))
+    return np.uint32(_as_uint32(np.copysign(magnitude, v)) >> np.uint32(24))
 
 
 # --- primitives -------------------------------------------------------------------------------
@@ -317,6 +317,7 @@ def _at(p, c):
 def _each(x, i):
     if isinstance(x, types.BaseTuple):
         return {
+            0: lambda x, i: (),
             1: lambda x, i: (x[0][i],),
             2: lambda x, i: (x[0][i], x[1][i]),
             3: lambda x, i: (x[0][i], x[1][i], x[2][i]),
@@ -392,8 +393,8 @@ _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float
 
 #: Of float8: the mantissa bits of float32 that go, and what brings exponents to its own.
 _FLOAT8: Final = {
-    E4M3FN: (np.uint32(20), np.float32(2.0**20), 2.0**-120),
-    E5M2: (np.uint32(21), np.float32(2.0**21), 2.0**-112),
+    E4M3FN: (np.uint32(20), np.float32(2.0**-120)),
+    E5M2: (np.uint32(21), np.float32(2.0**-112)),
 }
 
 
@@ -403,19 +404,15 @@ def _rounded_code(t, zero_point, lo, hi, nan, other):
     small = without or isinstance(zero_point, types.Integer)
     narrow = (other in NARROW and other != types.int32) or other in SUB_BYTE
     if other in _FLOAT8 and small and isinstance(lo, types.Float):
-        # Codes are whole numbers here, within the bounds of float8, so none is subnormal. The
-        # scale, a power of two, changes no rounding.
-        drop, ones, power = _FLOAT8[other]
-        scale, back = getattr(np, t.name)(power), _to[other]
+        # Codes are whole numbers here, within the bounds of float8, so none is subnormal.
+        drop, scale = _FLOAT8[other]
+        back = _to[other]
 
         def rounded_code(t, zero_point, lo, hi, nan, other):
-            if without:
-                r = p.rint(t) * scale
-            else:
-                r = p.fma(p.rint(t), scale, p.like(zero_point, t) * scale)
-            u = lo * scale if r < lo * scale else r
-            u = hi * scale if u > hi * scale else u
-            code = back(_fitting_float8(np.float32(u), drop, ones))
+            r = p.rint(t) if without else p.plus(p.rint(t), zero_point)
+            u = lo if r < lo else r
+            u = hi if u > hi else u
+            code = back(_integer_to_float8(np.float32(u), drop, scale))
             return code if t == t else p.like(nan, other)
 
         return rounded_code
@@ -528,6 +525,12 @@ def _bits(v):
     width = v.bits if isinstance(v, Storage) else v.bitwidth
     as_int = {16: _as_int16, 32: _as_int32, 64: _as_int64}[width]
     return lambda v: as_int(v)
+
+
+@teach(p.of_bits)
+def _of_bits(k, other):
+    back = _to[other]
+    return lambda k, other: back(k)
 
 
 @teach(p.unsigned)

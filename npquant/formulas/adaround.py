@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula
-from npquant.formulas.elementary import log, power, sigmoid
-from npquant.primitives import floor, item, like, rounded_code, widen
+from npquant.formulas.elementary import log, log2, power, raised, sigmoid
+from npquant.primitives import floor, fma, item, like, rounded_code, widen
 
 #
 # Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. A weight is
@@ -59,36 +59,76 @@ def floored(x: Any, p: Any) -> Any:
     return floor(widen(x) / scale) + zero_point
 
 
+# Where the steps of an op wait for each other, a kernel does one of them for many elements before
+# the next (`cpu/steps.py`). A step takes the element, what the steps before have made of it, and
+# what all elements share: the parameters and the constants.
+
+
 @formula
-def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """The V whose h(V) is the fraction that rounding down drops."""
-    scale, _ = p
+def init_ratio(x: Any, made: Any, shared: Any) -> Any:
+    """exp(-V)."""
+    (scale, _), _ = shared
     t = widen(x) / scale
     fraction = t - floor(t)
     ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
-    return -log(ratio - like(np.float32(1), t)), True
+    return ratio - like(np.float32(1), t)
+
+
+@formula
+def init_log(x: Any, made: Any, shared: Any) -> Any:
+    (ratio,) = made
+    return -log(ratio)
+
+
+@formula
+def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """The V whose h(V) is the fraction that rounding down drops."""
+    shared = p, constants
+    return init_log(x, (init_ratio(x, (), shared),), shared), True
+
+
+@formula
+def soft_up(values: Any, made: Any, shared: Any) -> Any:
+    _, v = values
+    return rectified_sigmoid(v)
+
+
+@formula
+def soft_value(values: Any, made: Any, shared: Any) -> Any:
+    x, _ = values
+    (h,), (p, (lo, hi, _)) = made, shared
+    scale, zero_point = p
+    return (clamp(floored(x, p) + h, lo, hi) - zero_point) * scale
 
 
 @formula
 def adaround_soft(values: Any, p: Any, constants: Any, y: Any) -> Any:
     """The weight as it is while V is learned: h(V) above the code below it."""
-    x, v = values
-    scale, zero_point = p
-    lo, hi, _ = constants
-    q = clamp(floored(x, p) + rectified_sigmoid(v), lo, hi)
-    return (q - zero_point) * scale, True
+    shared = p, constants
+    return soft_value(values, (soft_up(values, (), shared),), shared), True
+
+
+@formula
+def soft_sigmoid(values: Any, made: Any, shared: Any) -> Any:
+    _, _, v = values
+    return sigmoid(v)
+
+
+@formula
+def soft_slope(values: Any, made: Any, shared: Any) -> Any:
+    g, x, _ = values
+    (sigma,), (p, (lo, hi, _)) = made, shared
+    scale, _ = p
+    q = floored(x, p) + within_one(stretched(sigma))
+    g = widen(g) * scale if (lo <= q) & (q <= hi) else like(np.float32(0), sigma)
+    return slope_of_rectified_sigmoid(g, sigma)
 
 
 @formula
 def adaround_soft_backward(values: Any, p: Any, constants: Any, y: Any) -> Any:
     """The gradient of V; none where the code was clamped."""
-    g, x, v = values
-    scale, _ = p
-    lo, hi, _ = constants
-    sigma, zero = sigmoid(v), like(np.float32(0), v)
-    q = floored(x, p) + within_one(stretched(sigma))
-    g = widen(g) * scale if (lo <= q) & (q <= hi) else zero
-    return slope_of_rectified_sigmoid(g, sigma), True
+    shared = p, constants
+    return soft_slope(values, (soft_sigmoid(values, (), shared),), shared), True
 
 
 @formula
@@ -116,17 +156,42 @@ def adaround_codes(values: Any, p: Any, constants: Any, y: Any) -> Any:
 
 
 @formula
-def undecided(v: Any) -> Any:
-    """2h - 1: -1 and 1 where h has decided, 0 in the middle."""
-    h = rectified_sigmoid(v)
-    return like(np.float32(2), v) * h - like(np.float32(1), v)
+def leaning(sigma: Any) -> Any:
+    """2h - 1 without a cut: -1 and 1 where h has decided, 0 in the middle."""
+    h = stretched(sigma)
+    return fma(like(np.float32(2), h), h, -like(np.float32(1), h))
+
+
+@formula
+def decided(leaning: Any) -> Any:
+    """|2h - 1|, at most 1; NaN stays NaN."""
+    d, one = abs(leaning), like(np.float32(1), leaning)
+    return one if d > one else d
+
+
+@formula
+def regularizer_decided(values: Any, made: Any, beta: Any) -> Any:
+    (v,) = values
+    return decided(leaning(sigmoid(v)))
+
+
+@formula
+def regularizer_log2(values: Any, made: Any, beta: Any) -> Any:
+    (d,) = made
+    return beta * log2(d)
+
+
+@formula
+def regularizer_term(values: Any, made: Any, beta: Any) -> Any:
+    d, t = made
+    return like(np.float32(1), d) - raised(d, t)
 
 
 @formula
 def adaround_regularizer(values: Any, beta: Any) -> Any:
     """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
-    (v,) = values
-    return like(np.float32(1), v) - power(abs(undecided(v)), beta)
+    d = regularizer_decided(values, (), beta)
+    return like(np.float32(1), d) - power(d, beta)
 
 
 @formula
@@ -136,13 +201,34 @@ def regularizing(v: Any, beta: Any, weight: Any, constants: Any, y: Any) -> Any:
 
 
 @formula
+def slope_sigmoid(v: Any, made: Any, shared: Any) -> Any:
+    return sigmoid(v)
+
+
+@formula
+def slope_leaning(v: Any, made: Any, shared: Any) -> Any:
+    (sigma,) = made
+    return leaning(sigma)
+
+
+@formula
+def slope_log2(v: Any, made: Any, shared: Any) -> Any:
+    (_, d), ((beta, _), _) = made, shared
+    return (beta - like(np.float32(1), d)) * log2(decided(d))
+
+
+@formula
+def slope(v: Any, made: Any, shared: Any) -> Any:
+    (sigma, d, t), ((beta, weight), _) = made, shared
+    g = -weight * (beta * raised(decided(d), t))
+    g = g if d > like(np.float32(0), d) else -g
+    return slope_of_rectified_sigmoid(g * like(np.float32(2), d), sigma)
+
+
+@formula
 def adaround_regularizer_backward(v: Any, p: Any, constants: Any, y: Any) -> Any:
     """The gradient of weight * (1 - |2h - 1|**beta)."""
-    beta, weight = p
-    zero, one, two = (
-        like(np.float32(0), v), like(np.float32(1), v), like(np.float32(2), v),
-    )  # fmt: skip
-    d = undecided(v)
-    g = -weight * (beta * power(abs(d), beta - one))
-    g = g if d > zero else -g
-    return slope_of_rectified_sigmoid(g * two, sigmoid(v)), True
+    shared, sigma = (p, constants), sigmoid(v)
+    d = leaning(sigma)
+    t = slope_log2(v, (sigma, d), shared)
+    return slope(v, (sigma, d, t), shared), True

@@ -60,6 +60,7 @@ def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
 
 #: Added to a float32 between -2**22 and 2**22, it leaves an integer in the last bits.
 _MIDDLE = np.float32(1.5 * 2**23)
+_MIDDLE_BITS = _MIDDLE.view(np.int32)
 #: As far as this from an integer, rounding is sure: errors are 2**-24 of two roundings, and up to
 #: 2**-22 of a reciprocal that is subnormal. The bits of a float32, which grow as it does.
 SURE = np.float32(0.5 - 2.0**-21).view(np.int32)
@@ -72,7 +73,8 @@ _QUARTER = np.float64(0.25)
 def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `guess`: the reciprocal in two float32, and where x is cut off.
 
-    That is a quarter of a code beyond the last ones, so that it still is rounded to them.
+    That is a quarter of a code beyond the last ones, so that it still is rounded to them. An odd
+    zero point does no harm in what is added: ties alone go the other way, and none is sure.
     """
     lo, hi, _ = constants
     inverse, z = reciprocal(scale), np.float64(zero_point)
@@ -80,9 +82,9 @@ def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -
     low = np.float32(inverse - high)
     fits = (least > -_FAR) & (most < _FAR) & (z == rint(z))
     high = high if fits else np.float32(np.nan)
-    code = np.int32(z if fits else np.float64(0))
+    middle = np.float32(np.float64(_MIDDLE) + z)
     least, most = (least - _QUARTER) * scale, (most + _QUARTER) * scale
-    return high, low, np.float32(least), np.float32(most), code
+    return high, low, np.float32(least), np.float32(most), middle
 
 
 @formula
@@ -91,12 +93,12 @@ def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
 
     It is that where the latter is below `SURE`, which that of a NaN is not.
     """
-    high, low, least, most, z = p
+    high, low, least, most, middle = p
     x = least if x < least else x
     x = most if x > most else x
-    t = fma(x, high, _MIDDLE)
-    rest = fma(x, low, fma(x, high, -(t - _MIDDLE)))
-    return np.int32(bits(t) + z), bits(abs(rest))
+    t = fma(x, high, middle)
+    rest = fma(x, low, fma(x, high, middle - t))
+    return np.int32(bits(t) - _MIDDLE_BITS), bits(abs(rest))
 
 
 @formula
@@ -151,3 +153,18 @@ def dequantize_promoted(q: Any, p: Any, constants: Any, y: Any) -> Any:
     """(q - zero_point) * scale in the precision of the scale, rounded once to the output."""
     scale, zero_point = p
     return like(like(q, zero_point) - zero_point, scale) * scale, True
+
+
+@formula
+def split_scale(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `dequantize_in_float32`: a float64 scale as the sum of two float32."""
+    high = np.float32(scale)
+    return high, np.float32(scale - np.float64(high)), floating(zero_point)
+
+
+@formula
+def dequantize_in_float32(q: Any, p: Any, constants: Any, y: Any) -> Any:
+    """What `dequantize_promoted` mostly gives of a float64 scale for float32."""
+    high, low, zero_point = p
+    d = like(q, zero_point) - zero_point
+    return fma(d, high, d * low), True

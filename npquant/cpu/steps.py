@@ -1,0 +1,58 @@
+"""Formulas of which each step waits for the one before, done step by step.
+
+A processor looks so many instructions ahead. Where an element takes a hundred that wait for each
+other, it sees too few elements to be busy with. So a strip of elements goes through one step after
+another; what is between them stays in the first cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from npquant.cpu.memory import local
+from npquant.primitives import each, store
+
+#: Elements of a strip at most.
+STRIP = 512
+
+_inlined = register_jitable(no_cfunc_wrapper=True, forceinline=True)
+
+
+def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
+    """A function that does `n` elements of `x`, from `begin` on, and writes to `y` from `to` on.
+
+    It is ``strip(x, begin, n, made, shared, kind, y, to)``, with () made; what is between steps has
+    the type of `kind`.
+
+    Parameters
+    ----------
+    *steps : callable
+        ``step(element, made, shared) -> value``, given what the steps before it have made of the
+        element. The last makes the result.
+    """
+    step, *rest = steps
+    if not rest:
+
+        def last(
+            x: Any, begin: Any, n: Any, made: Any, shared: Any, kind: Any, y: Any, to: Any
+        ) -> None:
+            for k in range(np.uintp(n)):
+                store(y, to + k, step(each(x, begin + k), each(made, k), shared))
+
+        return _inlined(last)
+
+    others = in_steps(*rest)
+
+    def strip(
+        x: Any, begin: Any, n: Any, made: Any, shared: Any, kind: Any, y: Any, to: Any
+    ) -> None:
+        room = local(STRIP, kind)
+        for k in range(np.uintp(n)):
+            room[k] = step(each(x, begin + k), each(made, k), shared)
+        others(x, begin, n, made + (room,), shared, kind, y, to)  # noqa: RUF005 (for Numba)
+
+    return _inlined(strip)
