@@ -259,7 +259,7 @@ SIZES = (
     ((2733, 2, 3), 1),
     ((4097, 3), 1),  # TILE: side by side
     *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
-    *(((3, 5, n), 1) for n in (31, 32, 33, 511, 512, 513, 544)),  # BLOCK and LONG: a run
+    *(((3, 5, n), 1) for n in (31, 32, 33, 48, 511, 512, 513, 544)),  # BLOCK and LONG: a run
     *(((n, 1030), 1) for n in (31, 32, 33)),  # NEAR and AT_ONCE: a row, and rows
     *(((2, n), 1) for n in (8191, 8192, 8193)),  # ROWS: channels
     *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
@@ -283,7 +283,13 @@ LOOPS = (
     "adaround_soft_backward",
     "adaround_regularizer",
 )
-CUT = {"C": np.ascontiguousarray, "Fortran": DENSE["Fortran"], "every second": every_second}
+#: Read-only data takes no short cut of small arrays.
+CUT = {
+    "C": np.ascontiguousarray,
+    "read-only": read_only,
+    "Fortran": DENSE["Fortran"],
+    "every second": every_second,
+}
 
 
 @pytest.fixture
