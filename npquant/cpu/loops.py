@@ -38,11 +38,12 @@ BLOCK, LONG = 16, 512
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
 _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
-#: A shorter period than this is repeated up to it.
-LEAST_PERIOD = 256
+#: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
+FEW, LEAST_PERIOD = 256, 512
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
-#: and of how many rows, so that memory is read in order nevertheless.
-NEAR, AT_ONCE = 1024, 32
+#: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
+#: which no cache holds, whole rows are: to read it in order matters more.
+NEAR, AT_ONCE, FAR = 2048, 32, 1 << 22
 
 #: The types of numbers among the qparams and of constants.
 NUMBERS: dict[str, Any] = {
@@ -148,9 +149,10 @@ class Elementwise:
                         continue  # there is less than a period, and none of this
                     table.fill(columns, part, rows, parameters, x, scale, zero_point,
                                lowest, channels, inner, constants, y)  # fmt: skip
+                    near = NEAR if y.size <= FAR else rows
                     for top in range(start + part, last, AT_ONCE * period):
-                        for row in range(0, rows, NEAR):
-                            stop = min(row + NEAR, rows) - row
+                        for row in range(0, rows, near):
+                            stop = min(row + near, rows) - row
                             for i in range(top + row, min(top + AT_ONCE * period, last), period):
                                 above, below = max(begin - i, 0), min(last - i, stop)
                                 base, at_row = np.uintp(i + above), np.uintp(row + above)
@@ -226,7 +228,7 @@ class Elementwise:
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if inner >= SHORT or n <= LEAST_PERIOD:
+            if inner >= SHORT or n <= FEW:
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
@@ -263,7 +265,7 @@ class Elementwise:
         cut: tuple[Any, ...] = views if apart else first, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
-            if repeats or (inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n)):
+            if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
                 kernel = self._periods_apart if apart else self._periods
                 grain = _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
@@ -342,7 +344,7 @@ class ElementwiseOfSeveral(Elementwise):
         if n * self._work < PARALLEL_FROM and y.flags.carray and all(map(_is_carray, inputs)):
             channels, inner, _ = granularity
             inner = inner or n
-            if inner >= SHORT or n <= LEAST_PERIOD:
+            if inner >= SHORT or n <= FEW:
                 arrays = type(scale) is np.ndarray
                 types_ = (scale.dtype, zero_point.dtype, precision[2]) if arrays else precision
                 entry = self._runs.serial[tuple(map(_dtype_of, inputs)), y.dtype, types_, True]
