@@ -106,7 +106,7 @@ class Elementwise:
                     c = c + 1 if c + 1 < channels else 0
 
         def whole(bits: int) -> Callable[..., None]:
-            """`runs` of whole runs, whose length has some of these bits, as the compiler is told."""
+            """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
 
             def blocks(
                 begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
