@@ -104,5 +104,8 @@ def fill(
             skip = 0
             c += 1
             k += m
-    for k in range(made, rows):
-        put(table, np.uintp(k), take(table, np.uintp(k - period), p))
+    while made < rows:  # twice as many at a time, as a loop with a short way back is not vectorised
+        first, more = np.uintp(made), min(made, rows - made)
+        for i in range(np.uintp(more)):
+            put(table, first + i, take(table, i, p))
+        made += more
