@@ -15,7 +15,7 @@ import npquant
 import oracle
 from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
 from cases import assert_same
-from npquant.cpu import reduce, target, walk
+from npquant.cpu import loops, reduce, target, walk
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -248,9 +248,9 @@ def test_no_elements(name):
 
 #: Sizes on both sides of every constant by which work is cut: (shape, axis).
 SIZES = (
-    *(((n,), 0) for n in (255, 256, 257)),  # LEAST_PERIOD: elements
+    *(((n,), 0) for n in (255, 256, 257)),  # FEW
     *(((9, 40, n), 1) for n in (15, 16, 17)),  # SHORT: a run
-    *(((20, n), 1) for n in (85, 255, 256, 257)),  # LEAST_PERIOD: channels
+    *(((20, n), 1) for n in (85, 511, 512, 513)),  # LEAST_PERIOD: channels
     ((3, 300, 5), 1),  # too few periods to be worth their buffers
     ((5, 1092, 15), 1),  # PERIOD
     ((5, 1093, 15), 1),
@@ -259,14 +259,15 @@ SIZES = (
     ((2733, 2, 3), 1),
     ((4097, 3), 1),  # TILE: side by side
     *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
-    *(((3, 5, n), 1) for n in (31, 32, 33, 511, 512, 513, 544)),  # BLOCK and LONG: a run
-    *(((n, 1030), 1) for n in (31, 32, 33)),  # NEAR and AT_ONCE: a row, and rows
+    *(((3, 5, n), 1) for n in (31, 32, 33, 48, 511, 512, 513, 544)),  # BLOCK and LONG: a run
+    *(((n, 2060), 1) for n in (31, 32, 33)),  # NEAR and AT_ONCE: a row, and rows
     *(((2, n), 1) for n in (8191, 8192, 8193)),  # ROWS: channels
     *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
     ((33, 500), 0),  # PIECE: whole channels, and a rest of them
     ((33, 500), 1),
     ((2, 20500), 0),  # PIECE: less than a channel
     ((20500, 2), 1),
+    ((2, 70_000), 1),  # tiles of what lies side by side
     *(((n,), 0) for n in (2**16, 2**18 - 1, 2**18)),  # PARALLEL_FROM
 )
 
@@ -283,7 +284,13 @@ LOOPS = (
     "adaround_soft_backward",
     "adaround_regularizer",
 )
-CUT = {"C": np.ascontiguousarray, "Fortran": DENSE["Fortran"], "every second": every_second}
+#: Read-only data takes no short cut of small arrays.
+CUT = {
+    "C": np.ascontiguousarray,
+    "read-only": read_only,
+    "Fortran": DENSE["Fortran"],
+    "every second": every_second,
+}
 
 
 @pytest.fixture
@@ -306,6 +313,23 @@ def agree_however_it_lies(name, shape, axis):
 @pytest.mark.parametrize("name", LOOPS)
 def test_sizes(name, shape, axis):
     agree_however_it_lies(name, shape, axis)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_long_rows_of_a_large_array():
+    """FAR: nothing depends on how many rows there are."""
+    rows, channels = 2050, 2060
+    assert rows * channels > loops.FAR > 1000 * channels
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, channels), np.float32)
+    scale, zero_point = (np.linspace(a, b, channels) for a, b in ((0.01, 0.1), (-9, 9)))
+    qparams = scale.astype(np.float32), zero_point.astype(np.int32)
+
+    def codes(x):
+        return npquant.quantize_per_channel(x, *qparams, 1, -128, 127, np.int8)
+
+    parts = [codes(x[i : i + 1000]) for i in range(0, rows, 1000)]
+    assert_same((codes(x),), (np.concatenate(parts),))
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if "learnable" in name])
@@ -342,7 +366,7 @@ PERMUTED = (
 #: What lies side by side is few and many, shorter and longer than what is made of it: SHORT,
 #: LEAST_PERIOD, NEAR, ROWS; and blocks and pieces of what is packed.
 CROSSED = (
-    *((3, n, 20) for n in (3, 15, 16, 17, 31, 33, 65, 256, 1025)),
+    *((3, n, 20) for n in (3, 15, 16, 17, 31, 33, 65, 512, 2049)),
     (2, 5, 4096),
     (3, 65, 260),
     (2, 3, 4100),

@@ -2,7 +2,7 @@
 
 The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel.
 Where `inner` is long, what belongs to a channel is made once and its run of `inner` elements
-follows (`runs`); of groups and the like, where it is some multiple of 32, what is asked before a
+follows (`runs`); of groups and the like, where it is some multiple of 16, what is asked before a
 vectorised loop is asked once for all runs (`blocks`). Where it is short, elements and channels go
 side by side (`periods`), so that channels-last images and the last axis of a linear layer are
 vectorised too.
@@ -35,13 +35,16 @@ _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 SHORT = 16
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache.
-BLOCK, LONG = 32, 512
-_OF_BLOCKS = np.uintp(2**64 - BLOCK)
-#: A shorter period than this is repeated up to it.
-LEAST_PERIOD = 256
+BLOCK, LONG = 16, 512
+#: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
+#: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
+_OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
+#: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
+FEW, LEAST_PERIOD = 256, 512
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
-#: and of how many rows, so that memory is read in order nevertheless.
-NEAR, AT_ONCE = 1024, 32
+#: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
+#: which no cache holds, whole rows are: to read it in order matters more.
+NEAR, AT_ONCE, FAR = 2048, 32, 1 << 22
 
 #: Codes of one byte.
 CODES = 256
@@ -127,22 +130,28 @@ class Elementwise:
                 strip(x, base, m, (), (p, constants), lo, y, base)
                 begin += m
 
-        def blocks(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
-            """Items (row): whole runs."""
-            constants = lo, hi, nan
-            length = np.uintp(inner) & _OF_BLOCKS  # so the compiler knows
-            c = (first // inner + begin) % channels
-            for row in range(np.uintp(begin), np.uintp(end)):
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                base = row * length
-                for k in range(length):
-                    value, inside = element(each(x, base + k), p, constants, y)
-                    store(y, base + k, value)
-                    store(mask, base + k, inside)
-                c = c + 1 if c + 1 < channels else 0
+        def whole(bits: int) -> Callable[..., None]:
+            """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
+
+            def blocks(
+                begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
+                scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+            ) -> None:  # fmt: skip
+                """Items (row)."""
+                constants = lo, hi, nan
+                length = np.uintp(inner) & np.uintp(bits)
+                one, most = np.uintp(1), np.uintp(channels)
+                c = np.uintp((first // inner + begin) % channels)
+                for row in range(np.uintp(begin), np.uintp(end)):
+                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                    base = row * length
+                    for k in range(length):
+                        value, inside = element(each(x, base + k), p, constants, y)
+                        store(y, base + k, value)
+                        store(mask, base + k, inside)
+                    c = c + one if c + one < most else np.uintp(0)
+
+            return blocks
 
         def periods(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, repeats: Any, x: Any,
@@ -165,9 +174,10 @@ class Elementwise:
                         continue  # there is less than a period, and none of this
                     table.fill(columns, part, rows, parameters, x, scale, zero_point,
                                lowest, channels, inner, constants, y)  # fmt: skip
+                    near = NEAR if y.size <= FAR else rows
                     for top in range(start + part, last, AT_ONCE * period):
-                        for row in range(0, rows, NEAR):
-                            stop = min(row + NEAR, rows) - row
+                        for row in range(0, rows, near):
+                            stop = min(row + near, rows) - row
                             for i in range(top + row, min(top + AT_ONCE * period, last), period):
                                 above, below = max(begin - i, 0), min(last - i, stop)
                                 base, at_row = np.uintp(i + above), np.uintp(row + above)
@@ -210,7 +220,10 @@ class Elementwise:
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
         self._runs = Kernel(runs, f"{name}_runs", _signature, work)
-        self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
+        self._blocks = {
+            bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _signature, work)
+            for bits in (_OF_BLOCKS, *_LENGTHS)
+        }
         self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
         self._periods_apart = Kernel(
@@ -242,7 +255,7 @@ class Elementwise:
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if inner >= SHORT or n <= LEAST_PERIOD:
+            if inner >= SHORT or n <= FEW:
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
@@ -279,12 +292,13 @@ class Elementwise:
         cut: tuple[Any, ...] = views if apart else first, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
-            if repeats or (inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n)):
+            if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
                 kernel = self._periods_apart if apart else self._periods
                 grain = _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
             elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
-                kernel, items, grain = self._blocks, n // inner, GRAIN // inner
+                kernel = self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
+                items, grain = n // inner, GRAIN // inner
         args = (*cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
@@ -417,7 +431,7 @@ class ElementwiseOfSeveral(Elementwise):
         if n * self._work < PARALLEL_FROM and y.flags.carray and all(map(_is_carray, inputs)):
             channels, inner, _ = granularity
             inner = inner or n
-            if inner >= SHORT or n <= LEAST_PERIOD:
+            if inner >= SHORT or n <= FEW:
                 arrays = type(scale) is np.ndarray
                 types_ = (scale.dtype, zero_point.dtype, precision[2]) if arrays else precision
                 entry = self._runs.serial[tuple(map(_dtype_of, inputs)), y.dtype, types_, True]

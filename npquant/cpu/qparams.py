@@ -236,11 +236,11 @@ _call = compiled(_any_outside, _types)
 
 
 def _both_inside(s: Any, z: Any, lo: Any, hi: Any) -> Any:
-    bad = 0
-    for i in range(s.size):
+    good = True
+    for i in range(np.uintp(s.size)):
         v, w = widen(s[i]), widen(z[i])
-        bad |= not (v > type(v)(0) and v < type(v)(np.inf) and w >= lo and w <= hi)
-    return not bad
+        good &= (v > type(v)(0)) & (v < type(v)(np.inf)) & (w >= lo) & (w <= hi)
+    return good
 
 
 def _both_types(scale: Any, zero_point: Any) -> Types:

@@ -18,14 +18,14 @@ from numba.extending import register_jitable
 
 from npquant.cpu import table
 from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
-from npquant.cpu.memory import fetch, local
+from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.steps import in_steps
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
-from npquant.cpu.walk import by_view, channel_pieces, plain, rows_in_memory, turned
+from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, plain, rows_in_memory, turned
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import Granularity, Layout
+from npquant.layout import Granularity, Layout, Spans
 from npquant.primitives import (
     bits,
     each,
@@ -42,6 +42,8 @@ from npquant.primitives import (
 Array = np.ndarray[Any, Any]
 
 TILE = 4096
+#: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
+WIDE = 1024
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
 STRIP = 256
 #: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
@@ -78,6 +80,13 @@ def _run_of_finite(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
         low = min(low, finite_key_above(x[base + k]))
         high = max(high, finite_key_below(x[base + k]))
     return low, high
+
+
+@register_jitable
+def _from_line(n: Any, kind: Any) -> Any:
+    """Room for `n` values of the dtype of `kind`, from a line of the cache on."""
+    room = np.empty(n + 64, kind.dtype)
+    return room[to_line(room, 0) :]
 
 
 class Extremes:
@@ -118,22 +127,51 @@ class Extremes:
                 greatest[c, tile] = hi
 
         def beside(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
+            begin: Any, end: Any, run: Any, beside: Any, rows: Any, x: Any,
             least: Any, greatest: Any,
         ) -> None:  # fmt: skip
-            """Tasks (tile): the least and the greatest key of every channel, row after row."""
-            for tile in range(begin, end):
-                e = tile * TILE
-                lo, hi = np.empty(channels, least.dtype), np.empty(channels, least.dtype)
-                for c in range(channels):
-                    lo[c], hi[c] = low(x[e * channels + c]), high(x[e * channels + c])
-                for row in range(e + 1, min(count, e + TILE)):
-                    base = np.uintp(row * channels)
-                    for c in range(np.uintp(channels)):
-                        lo[c] = min(lo[c], low(x[base + c]))
-                        hi[c] = max(hi[c], high(x[base + c]))
-                for c in range(channels):
-                    least[c, tile], greatest[c, tile] = lo[c], hi[c]
+            """Tasks (span, tile of so many rows): the least and the greatest key of every column.
+
+            Some rows are seen as one, or a loop would be as short as a row.
+            """
+            tiles = least.shape[1]
+            most = beside
+            while 2 * most <= WIDE:
+                most *= 2
+            lo, hi = _from_line(most, least), _from_line(most, least)
+            for task in range(begin, end):
+                a = task // tiles
+                tile = task - a * tiles
+                n = (min(run, (tile + 1) * rows) - tile * rows) * beside
+                width = most
+                while width > n:
+                    width //= 2
+                first = np.uintp((a * run + tile * rows) * beside)
+                for k in range(np.uintp(width)):
+                    lo[k], hi[k] = low(x[first + k]), high(x[first + k])
+                whole = width + (n - width) // (4 * width) * 4 * width
+                by = np.uintp(width)
+                for start in range(width, whole, 4 * width):
+                    base = first + np.uintp(start)
+                    for k in range(by):
+                        p, q = x[base + k], x[base + by + k]
+                        r, s = x[base + by + by + k], x[base + by + by + by + k]
+                        lo[k] = min(lo[k], min(min(low(p), low(q)), min(low(r), low(s))))
+                        hi[k] = max(hi[k], max(max(high(p), high(q)), max(high(r), high(s))))
+                for start in range(whole, n, width):
+                    base = first + np.uintp(start)
+                    for k in range(np.uintp(min(width, n - start))):
+                        lo[k] = min(lo[k], low(x[base + k]))
+                        hi[k] = max(hi[k], high(x[base + k]))
+                while width > beside:  # halves are folded
+                    width //= 2
+                    half = np.uintp(width)
+                    for k in range(half):
+                        lo[k] = min(lo[k], lo[half + k])
+                        hi[k] = max(hi[k], hi[half + k])
+                for c in range(np.uintp(beside)):
+                    row = np.uintp(a * beside) + c
+                    least[row, tile], greatest[row, tile] = lo[c], hi[c]
 
         def apart(
             begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
@@ -160,33 +198,39 @@ class Extremes:
         order = rows_in_memory(granularity, x)
         if order is not None:
             x = x.transpose(order)
-        shape = granularity.channels, -(-(x.size // granularity.channels) // TILE)
+        channels = granularity.channels
+        count = x.size // channels
+        found, axes = as_they_lie(granularity, x)
+        if isinstance(found, Layout) and found.inner == 1 and channels > 1:
+            found = Spans(1, count, channels)
+        tile = TILE
+        if isinstance(found, Spans):
+            tile = max(-(-count // max(1, MANY // channels)), 4 * GRAIN // found.beside, 1)
+        shape = channels, -(-count // tile)
         least, greatest = np.empty(shape, kind), np.empty(shape, kind)
-        if plain(x):
-            layout = Layout(granularity.channels, granularity.inner)
-            self._piece(layout, x.reshape(x.size), least, greatest)
-        elif (found := by_view(granularity, x)) is not None:
-            view, memory = found
-            args = (view, x.size // shape[0], memory, least, greatest)
-            self._apart(least.size, x.size, args, (x.dtype, least.dtype))
+        dtypes = dtype, least.dtype
+        if found is not None:
+            flat = x if axes is None else x.transpose(axes)
+            kernel, n, how = self._runs, least.size, (*found, count)
+            if isinstance(found, Spans):
+                kernel, n, how = self._beside, found.outer * shape[1], (*found[1:], tile)
+            kernel(n, x.size, (*how, flat.reshape(x.size), least, greatest), dtypes)
+        elif (seen := by_view(granularity, x)) is not None:
+            view, memory = seen
+            self._apart(least.size, x.size, (view, count, memory, least, greatest), dtypes)
         else:
             for layout, some, tiles, (flat,) in channel_pieces(
                 granularity, (x,), (), TILE, ordered=False
             ):
-                self._piece(layout, flat, least[some, tiles], greatest[some, tiles])
+                part = flat, least[some, tiles], greatest[some, tiles]
+                args = *layout, flat.size // layout.channels, *part
+                self._runs(part[1].size, flat.size, args, dtypes)
         lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
         _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
         if order is not None:
             back = tuple(np.argsort(order))
             lo, hi = (turned(v, x.shape, back).reshape(-1) for v in (lo, hi))
         return lo, hi
-
-    def _piece(self, layout: Layout, x: Array, least: Array, greatest: Array) -> None:
-        channels, inner = layout
-        args = (channels, inner, x.size // channels, x, least, greatest)
-        beside = inner == 1 and channels > 1
-        kernel, n = (self._beside, least.shape[1]) if beside else (self._runs, least.size)
-        kernel(n, x.size, args, (x.dtype, least.dtype))
 
 
 def _extremes_signature(dtype: Any, kind: Any) -> Types:

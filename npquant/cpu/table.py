@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from npquant.cpu.memory import LINE, to_line
 from npquant.cpu.storage import Storage, overload, reinterpreted
 
 #: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns
@@ -41,8 +42,13 @@ def _bits(t: Any) -> int:
 @overload(empty)
 def _empty(p):
     word = np.uint64 if any(_bits(t) > 32 for t in p) else np.uint32
-    size = len(p) * PITCH
-    return lambda p: np.empty(size, word)
+    size = len(p) * PITCH + LINE
+
+    def empty_(p):
+        room = np.empty(size, word)
+        return room[to_line(room, 0) :]
+
+    return empty_
 
 
 @overload(put)
@@ -98,5 +104,8 @@ def fill(
             skip = 0
             c += 1
             k += m
-    for k in range(made, rows):
-        put(table, np.uintp(k), take(table, np.uintp(k - period), p))
+    while made < rows:  # twice as many at a time, as a loop with a short way back is not vectorised
+        first, more = np.uintp(made), min(made, rows - made)
+        for i in range(np.uintp(more)):
+            put(table, first + i, take(table, i, p))
+        made += more

@@ -25,6 +25,9 @@ PIECE = 1 << 14
 #: beside them, stay below a MiB.
 ROOM = 3 << 16
 
+#: Elements of a span at least whose rows are reduced as they lie.
+SPAN = 1 << 10
+
 #: Scales and as many zero points that are put into the order of the data at a time.
 SCALES = 1 << 15
 
@@ -176,14 +179,6 @@ def channel_pieces(
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
         yield found, *everything, [_flat(a, order) for a in arrays]
         return
-    if found is not None:
-        memory, (outer, run, beside) = [_flat(a, order) for a in arrays], found
-        for a in range(outer):
-            channels = slice(a * beside, (a + 1) * beside)
-            part = slice(a * run * beside, (a + 1) * run * beside)
-            yield Layout(beside, 1), channels, slice(0, -(-run // tile)), [x[part] for x in memory]
-        return
-
     arrays = [_channels_first(granularity, a) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     most = ROOM // max(x.itemsize for x in arrays)
@@ -237,6 +232,13 @@ def _tiles_of_rows(
                 room.move_box(strided.scatter_kernel, top, n, e, tile)
 
 
+def as_they_lie(
+    granularity: Granularity, x: Array
+) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
+    """How the channels of `x` lie in memory, if they can be taken so in any order, and its axes."""
+    return _as_they_lie(granularity, [x], ordered=False)
+
+
 def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
     """The view of `x` with its channels first, and its memory; None where `channel_pieces` is best.
 
@@ -262,7 +264,7 @@ def _as_they_lie(
     if layout is not None or ordered:
         return layout, order
     spans = granularity.spans(shape, order)  # type: ignore[arg-type]
-    if spans is None or spans.beside < 16 or spans.run * spans.beside < PIECE:
+    if spans is None or spans.run * spans.beside < SPAN:
         return None, order
     # Whole rows alone, as their groups would not follow one another; and in their own order.
     rows = [i for i in order or () if i != len(shape) - 1]
