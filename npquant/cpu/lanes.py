@@ -32,14 +32,14 @@ def add_terms(lanes: Any, at: Any, terms: Any, first: Any, place: Any, n: Any) -
             lanes[at + s * LANES + (place + k) % LANES] += values[first + k]
 
 
-def add_columns(lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> None:
+def add_columns(lanes: Any, at: Any, apart: Any, width: Any, terms: Any, n: Any) -> None:
     """Add `n` terms of each sum: the k-th goes to lane at + k % width.
 
-    The lanes of the sums lie `width` apart; `n` and `width` are multiples of LANES.
+    The lanes of the sums lie `apart`; `n` and `width` are multiples of LANES.
     """
     for s, values in enumerate(terms):
         for k in range(n):
-            lanes[at + s * width + k % width] += values[k]
+            lanes[at + s * apart + k % width] += values[k]
 
 
 def folded(lanes: Any, at: Any, terms: Any) -> Any:
@@ -138,16 +138,18 @@ def _add_terms(
 
 
 @intrinsic
-def _add_columns(context: Any, lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> Any:
+def _add_columns(
+    context: Any, lanes: Any, at: Any, apart: Any, width: Any, terms: Any, n: Any
+) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to, at, width, terms_, n = args
+        to, at, apart, width, terms_, n = args
         data, index = data_of(context, builder, lanes, to), at.type
         end = builder.select(builder.icmp_signed("<", n, width), n, width)
         with cgutils.for_range_slice(builder, index(0), end, index(LANES), index) as (k, _):
             sums = []
             for s, kind in enumerate(terms):
                 values = data_of(context, builder, kind, builder.extract_value(terms_, s))
-                home = builder.add(builder.add(at, k), builder.mul(width, index(s)))
+                home = builder.add(builder.add(at, k), builder.mul(apart, index(s)))
                 each = context.get_value_type(kind.dtype)
                 sums.append(_Sum(builder, data, home, values, each))
             with cgutils.for_range_slice(builder, k, n, width, index) as (first, _):
@@ -158,7 +160,7 @@ def _add_columns(context: Any, lanes: Any, at: Any, width: Any, terms: Any, n: A
         return context.get_dummy_value()
 
     index = types.intp
-    return types.void(lanes, index, index, terms, index), codegen
+    return types.void(lanes, index, index, index, terms, index), codegen
 
 
 @intrinsic
@@ -190,8 +192,10 @@ def _of_add_terms(lanes, at, terms, first, place, n):
 
 
 @overload(add_columns, **inlined)
-def _of_add_columns(lanes, at, width, terms, n):
-    return lambda lanes, at, width, terms, n: _add_columns(lanes, at, width, terms, n)  # type: ignore[call-arg]
+def _of_add_columns(lanes, at, apart, width, terms, n):
+    return lambda lanes, at, apart, width, terms, n: _add_columns(  # type: ignore[call-arg]
+        lanes, at, apart, width, terms, n
+    )
 
 
 @overload(folded, **inlined)

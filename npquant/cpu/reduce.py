@@ -18,7 +18,7 @@ from numba.extending import register_jitable
 
 from npquant.cpu import table
 from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
-from npquant.cpu.memory import fetch, local
+from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
@@ -43,16 +43,17 @@ Array = np.ndarray[Any, Any]
 TILE = 4096
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
 STRIP = 256
-#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
-BLOCK = 256
-#: Elements of a row of a block at most, where channels lie side by side, and of some rows at least.
-LINE, RUN = 1024, 128
+#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near; and where one
+#: lane of each is done after another.
+BLOCK, PART = 256, 512
+#: Elements of a row of a block at most, where channels lie side by side.
+LINE = 1024
+#: More than there are before a line of the cache.
+SPARE = 32
 # Both with room for the zeros after the last.
-_BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
+_BLOCK_OF_LANES, _LINE_OF_TERMS = PART * 2 * LANES + LANES, LINE + LANES
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
-#: Rows that are fetched ahead, where they are long or those of a block lie apart.
-AHEAD = 2
 
 
 # --- minima and maxima ------------------------------------------------------------------------
@@ -333,43 +334,89 @@ class Gradients:
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """The same where `inner` divides LANES: row after row of a block, all channels at once.
+            """Tasks (tile) where `inner` divides LANES: row after row, all channels at once.
 
-            So a term's place in LANES // inner rows is its lane of its channel.
+            So a term's place in LANES // inner rows is its lane of its channel. Strips and lanes
+            begin where lines of the cache do: the terms and lanes before that come last.
             """
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
             terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
-            tiles = sums.shape[2]
-            for task in range(begin, end):
-                c, tile = task // tiles * block, task % tiles
-                width = min(block, channels - c)
-                line = width * inner
-                rows = 1  # that are one run of elements
-                while width == channels and rows * line < RUN:
-                    rows *= 2
-                table.fill(columns, c * inner, rows * line, parameters, x, scale, zero_point,
+            period, run = LANES * channels, channels * inner
+            while run < STRIP:
+                run *= 2
+            apart = SPARE + period
+            for tile in range(begin, end):
+                table.fill(columns, 0, run + SPARE, parameters, x, scale, zero_point,
                            0, channels, inner, constants, y)  # fmt: skip
-                _clear(lanes, 2 * LANES * width)
-                stop = min(count, (tile + 1) * TILE) // inner
-                for row in range(tile * TILE // inner, stop, rows):
-                    base = np.uintp((row * channels + c) * inner)
-                    if rows == 1 and row + AHEAD < stop:
-                        ahead = base + np.uintp(AHEAD * channels * inner)
-                        fetch(g, ahead, line)
-                        fetch(x, ahead, line)
-                    n = min(rows, stop - row) * line
-                    for k in range(np.uintp(n)):
+                _clear(lanes, 2 * apart)
+                at, stop = tile * TILE * channels, min(count, (tile + 1) * TILE) * channels
+                head = min(to_line(y, at), stop - at)
+                m, place = (head, apart - head) if head else (min(run, stop - at), SPARE)
+                first = at + head
+                while at < stop:
+                    base = np.uintp(at)
+                    for k in range(np.uintp(m)):
                         v, p = g[base + k], table.take(columns, k, kind)
                         inside, slope, shift = element(v, x[base + k], p, constants)
                         store(y, base + k, masked(v, inside))
                         terms[0][k], terms[1][k] = slope, shift
                     for k in range(np.uintp(LANES)):  # a zero changes no sum
-                        terms[0][np.uintp(n) + k] = terms[1][np.uintp(n) + k] = 0
-                    n = (n + LANES - 1) // LANES * LANES
-                    add_columns(lanes, row * inner % LANES * width, LANES * width, terms, n)
+                        terms[0][np.uintp(m) + k] = terms[1][np.uintp(m) + k] = 0
+                    n = (m + LANES - 1) // LANES * LANES
+                    add_columns(lanes, place, apart, min(n, period), terms, n)
+                    at += m
+                    place = place + m if place + m < apart else SPARE
+                    m = min(run, stop - at)
+                    if at == first:
+                        for k in range(np.uintp(run)):
+                            table.put(columns, k, table.take(columns, k + np.uintp(head), kind))
+                for s in range(2):
+                    start = s * apart + SPARE - head
+                    for k in range(start, start + head):
+                        lanes[k] = lanes[k + period]
+                    _fold(lanes, start, channels, inner)
+                    for k in range(channels):
+                        sums[s, k, tile] = lanes[start + k * inner]
+
+        def parts(
+            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (block of channels, tile), where these are more: lane after lane."""
+            constants = lo, hi, factor
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
+            lanes = local(_BLOCK_OF_LANES, 0.0)
+            terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
+            tiles, turn = sums.shape[2], LANES // inner
+            for task in range(begin, end):
+                c, tile = task // tiles * block, task % tiles
+                width = min(block, channels - c)
+                line = width * inner
+                table.fill(columns, c * inner, line, parameters, x, scale, zero_point,
+                           0, channels, inner, constants, y)  # fmt: skip
+                _clear(lanes, 2 * LANES * width)
+                n = (line + LANES - 1) // LANES * LANES
+                top, stop = tile * TILE // inner, min(count, (tile + 1) * TILE) // inner
+                for lane in range(turn):
+                    for row in range(top + lane, stop, turn):
+                        base = np.uintp((row * channels + c) * inner)
+                        if row + turn < stop:
+                            ahead = base + np.uintp(turn * channels * inner)
+                            fetch(g, ahead, line)
+                            fetch(x, ahead, line)
+                        for k in range(np.uintp(line)):
+                            v, p = g[base + k], table.take(columns, k, kind)
+                            inside, slope, shift = element(v, x[base + k], p, constants)
+                            store(y, base + k, masked(v, inside))
+                            terms[0][k], terms[1][k] = slope, shift
+                        for k in range(np.uintp(LANES)):  # a zero changes no sum
+                            terms[0][np.uintp(line) + k] = terms[1][np.uintp(line) + k] = 0
+                        add_columns(lanes, lane * line, LANES * width, n, terms, n)
                 for s in range(2):
                     at = s * LANES * width
                     _fold(lanes, at, width, inner)
@@ -379,6 +426,7 @@ class Gradients:
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
+        self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -439,17 +487,17 @@ class Gradients:
         count = n // channels
         if channels == 1:
             inner = n
-        beside = inner < count and LANES % inner == 0
-        if beside:
-            parts = -(-channels // min(BLOCK, LINE // inner))
-            block = -(-channels // (parts * LANES)) * LANES if parts > 1 else channels
-        else:
-            # Neighbours are read on to, but a run that fills a tile is read on by itself.
-            block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+        kernel, block = self._runs, 1  # a run that fills a tile is read on by itself
+        if inner < count and LANES % inner == 0:
+            kernel, block = self._beside, channels
+            if channels > BLOCK or channels * inner > LINE:
+                some = -(-channels // min(PART, LINE // inner))
+                kernel, block = self._parts, -(-channels // (some * LANES)) * LANES
+        elif inner < TILE:  # neighbours are read on to
+            block = min(BLOCK, channels, max(1, GRAIN // inner))
         args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
                 sums)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
-        kernel = self._beside if beside else self._runs
         kernel(-(-channels // block) * sums.shape[2], n, args, key)
 
 

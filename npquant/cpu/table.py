@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from npquant.cpu.memory import LINE, to_line
 from npquant.cpu.storage import Storage, overload, reinterpreted
 
 #: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns
@@ -41,8 +42,13 @@ def _bits(t: Any) -> int:
 @overload(empty)
 def _empty(p):
     word = np.uint64 if any(_bits(t) > 32 for t in p) else np.uint32
-    size = len(p) * PITCH
-    return lambda p: np.empty(size, word)
+    size, least = len(p) * PITCH, LINE // 4
+
+    def empty_(p):
+        room = np.empty(size + least, word)
+        return room[to_line(room, 0) :]
+
+    return empty_
 
 
 @overload(put)
