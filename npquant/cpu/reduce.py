@@ -22,9 +22,9 @@ from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
-from npquant.cpu.walk import by_view, channel_pieces, plain, rows_in_memory, turned
+from npquant.cpu.walk import by_view, channel_pieces, plain, rows_beside, rows_in_memory, turned
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import Granularity, Layout
+from npquant.layout import Granularity, Layout, Spans
 from npquant.primitives import (
     bits,
     each,
@@ -334,7 +334,7 @@ class Gradients:
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """Tasks (tile) where `inner` divides LANES: row after row, all channels at once.
+            """Tasks (outer, tile) where `inner` divides LANES: row after row, all channels at once.
 
             So a term's place in LANES // inner rows is its lane of its channel. Strips and lanes
             begin where lines of the cache do: the terms and lanes before that come last.
@@ -347,12 +347,14 @@ class Gradients:
             period, run = LANES * channels, channels * inner
             while run < STRIP:
                 run *= 2
-            apart = SPARE + period
-            for tile in range(begin, end):
+            apart, tiles = SPARE + period, sums.shape[2]
+            for task in range(begin, end):
+                c, tile = task // tiles * channels, task % tiles
                 table.fill(columns, 0, run + SPARE, parameters, x, scale, zero_point,
-                           0, channels, inner, constants, y)  # fmt: skip
+                           c, channels, inner, constants, y)  # fmt: skip
                 _clear(lanes, 2 * apart)
-                at, stop = tile * TILE * channels, min(count, (tile + 1) * TILE) * channels
+                at = c * count + tile * TILE * channels
+                stop = c * count + min(count, (tile + 1) * TILE) * channels
                 head = min(to_line(y, at), stop - at)
                 m, place = (head, apart - head) if head else (min(run, stop - at), SPARE)
                 first = at + head
@@ -379,32 +381,33 @@ class Gradients:
                         lanes[k] = lanes[k + period]
                     _fold(lanes, start, channels, inner)
                     for k in range(channels):
-                        sums[s, k, tile] = lanes[start + k * inner]
+                        sums[s, c + k, tile] = lanes[start + k * inner]
 
         def parts(
             begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """Tasks (block of channels, tile), where these are more: lane after lane."""
+            """Tasks (outer, block of channels, tile), where these are more: lane after lane."""
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
             terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
-            tiles, turn = sums.shape[2], LANES // inner
+            tiles, turn, blocks = sums.shape[2], LANES // inner, (channels + block - 1) // block
             for task in range(begin, end):
-                c, tile = task // tiles * block, task % tiles
+                some, tile = task // tiles, task % tiles
+                lowest, c = some // blocks * channels, some % blocks * block
                 width = min(block, channels - c)
-                line = width * inner
+                line, origin = width * inner, lowest * count
                 table.fill(columns, c * inner, line, parameters, x, scale, zero_point,
-                           0, channels, inner, constants, y)  # fmt: skip
+                           lowest, channels, inner, constants, y)  # fmt: skip
                 _clear(lanes, 2 * LANES * width)
                 n = (line + LANES - 1) // LANES * LANES
                 top, stop = tile * TILE // inner, min(count, (tile + 1) * TILE) // inner
                 for lane in range(turn):
                     for row in range(top + lane, stop, turn):
-                        base = np.uintp((row * channels + c) * inner)
+                        base = np.uintp(origin + (row * channels + c) * inner)
                         if row + turn < stop:
                             ahead = base + np.uintp(turn * channels * inner)
                             fetch(g, ahead, line)
@@ -421,7 +424,7 @@ class Gradients:
                     at = s * LANES * width
                     _fold(lanes, at, width, inner)
                     for k in range(width):
-                        sums[s, c + k, tile] = lanes[at + k * inner]
+                        sums[s, lowest + c + k, tile] = lanes[at + k * inner]
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
@@ -442,14 +445,19 @@ class Gradients:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
             return
-        order = rows_in_memory(granularity, x)
+        rows = rows_beside(granularity, [grad, x, y])
+        order = rows_in_memory(granularity, x) if rows is None else rows[0]
         if order is not None:  # rows are done as they lie
             s, z, *into = (turned(a, x.shape, order) for a in
                            (scale, zero_point, grad_scale, grad_zero_point))  # fmt: skip
             found = [np.empty(a.shape, a.dtype) for a in into]
             grad, x, y = (a.transpose(order) for a in (grad, x, y))
-            self(granularity, grad, x, s.reshape(-1), z.reshape(-1), constants, code, y,
-                 found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
+            part = (s.reshape(-1), z.reshape(-1), constants, code, y,
+                    found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
+            if rows is None:
+                self(granularity, grad, x, *part)
+            else:
+                self._beside_one_another(rows[1], grad, x, *part)
             for a, v in zip(into, found, strict=True):
                 np.copyto(a, v)
             return
@@ -478,13 +486,33 @@ class Gradients:
         dtypes = grad_scale.dtype, grad_zero_point.dtype
         _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
+    def _beside_one_another(
+        self, spans: Spans, grad: Array, x: Array, scale: Array, zero_point: Array,
+        constants: tuple[Any, Any, Any], code: str, y: Array, grad_scale: Array,
+        grad_zero_point: Array,
+    ) -> None:  # fmt: skip
+        """As a call, of rows that lie side by side: (outer, run, beside) in memory."""
+        outer, run, beside = spans
+        grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
+        dtypes = grad_scale.dtype, grad_zero_point.dtype
+        count = max(1, MANY // beside)
+        for a in range(0, outer, count):
+            some = slice(a * beside, min(a + count, outer) * beside)
+            part = slice(some.start * run, some.stop * run)
+            sums = np.empty((2, some.stop - some.start, -(-run // TILE)))
+            self._piece((beside, 1), grad[part], x[part], y[part], scale[some], zero_point[some],
+                        constants, code, sums)  # fmt: skip
+            _add_tiles(sums.shape[1], sums.size, (sums, grad_scale[some], grad_zero_point[some]),
+                       dtypes)  # fmt: skip
+
     def _piece(
         self, layout: tuple[int, int], grad: Array, x: Array, y: Array, scale: Array,
         zero_point: Array, constants: tuple[Any, Any, Any], code: str, sums: Array,
     ) -> None:  # fmt: skip
         channels, inner = layout
         n = x.size
-        count = n // channels
+        outer = sums.shape[1] // channels
+        count = n // sums.shape[1]
         if channels == 1:
             inner = n
         kernel, block = self._runs, 1  # a run that fills a tile is read on by itself
@@ -498,7 +526,7 @@ class Gradients:
         args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
                 sums)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
-        kernel(-(-channels // block) * sums.shape[2], n, args, key)
+        kernel(outer * -(-channels // block) * sums.shape[2], n, args, key)
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:

@@ -339,6 +339,22 @@ def rows_in_memory(granularity: Granularity, x: Array) -> tuple[int, ...] | None
     return None if order == list(range(last)) else (*order, last)
 
 
+def rows_beside(
+    granularity: Granularity, arrays: list[Array]
+) -> tuple[tuple[int, ...], Spans] | None:
+    """How rows, tokens or groups, lie side by side in memory: the order of the axes, and the spans.
+
+    None where they do not, or are too few and short.
+    """
+    if granularity.axis is not None or granularity.channels == 1 or plain(arrays[0]):
+        return None
+    alike, order = _common_order(arrays)
+    spans = granularity.spans(arrays[0].shape, order) if alike and order is not None else None
+    if spans is None or spans.beside == 1 or spans.run == 1 or not _worth(spans):
+        return None
+    return order, spans  # type: ignore[return-value]
+
+
 def turned(a: Array, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
     """One value a row, for rows of `shape` whose axes are in `order`: a view."""
     return a.reshape(*shape[:-1], -1).transpose(order)
