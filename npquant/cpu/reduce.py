@@ -51,7 +51,8 @@ LINE = 1024
 #: More than there are before a line of the cache.
 SPARE = 32
 # Both with room for the zeros after the last.
-_BLOCK_OF_LANES, _LINE_OF_TERMS = PART * 2 * LANES + LANES, LINE + LANES
+_BLOCK_OF_LANES = 2 * (max(BLOCK, PART) * LANES + SPARE) + LANES
+_LINE_OF_TERMS = LINE + LANES
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
 
