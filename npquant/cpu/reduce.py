@@ -20,9 +20,17 @@ from npquant.cpu import table
 from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
 from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, gather
+from npquant.cpu.strided import VIEW, VIEWS, gather, scatter
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
-from npquant.cpu.walk import by_view, channel_pieces, plain, rows_beside, rows_in_memory, turned
+from npquant.cpu.walk import (
+    by_view,
+    channel_pieces,
+    plain,
+    rows_beside,
+    rows_in_memory,
+    turned,
+    views_in_boxes,
+)
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout, Spans
 from npquant.primitives import (
@@ -427,8 +435,33 @@ class Gradients:
                     for k in range(width):
                         sums[s, lowest + c + k, tile] = lanes[at + k * inner]
 
+        run = register_jitable(runs)
+
+        def apart(
+            begin: Any, end: Any, views: Any, some: Any, length: Any, channels: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (some channels, some tiles): `runs`, of data that are not flat."""
+            u, v = np.empty(some * length, g.dtype), np.empty(some * length, x.dtype)
+            w = np.empty(some * length, y.dtype)
+            parts = (count + length - 1) // length
+            for task in range(begin, end):
+                c, e = task // parts * some, task % parts * length
+                rows, m = min(some, channels - c), min(length, count - e)
+                first, n, stop = c * count + e * rows, rows * m, c + rows
+                gather(g, views[0], first, n, u, 0)
+                gather(x, views[1], first, n, v, 0)
+                block = min(BLOCK, rows, max(1, GRAIN // m)) if m < TILE else 1
+                tiles = (m + TILE - 1) // TILE
+                run(0, (rows + block - 1) // block * tiles, block, rows, m, m, u, v,
+                    scale[c:stop], zero_point[c:stop], lo, hi, factor, w,
+                    sums[:, c:stop, e // TILE : e // TILE + tiles])  # fmt: skip
+                scatter(y, views[2], first, n, w, 0)
+
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
+        self._apart = Kernel(apart, f"{name}_apart", _gradients_apart_signature, 4)
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
         self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
 
@@ -476,8 +509,17 @@ class Gradients:
                      grad_zero_point[some])  # fmt: skip
             return
         sums = np.empty((2, channels, -(-(n // channels) // TILE)))
+        boxes = None if flat else views_in_boxes(granularity, (grad, x, y), TILE)
         if flat:
             self._piece((channels, inner), grad, x, y, scale, zero_point, constants, code, sums)
+        elif boxes is not None:
+            views, rows, length, count, (u, v, w) = boxes
+            lines = n // count  # each is a channel, or some tiles of one
+            args = (views, rows, length, lines, count, u, v, np.repeat(scale, lines // channels),
+                    np.repeat(zero_point, lines // channels), *constants, w,
+                    sums.reshape(2, lines, -1))  # fmt: skip
+            key = (x.dtype, scale.dtype, zero_point.dtype, code)
+            self._apart(-(-lines // rows) * -(-count // length), n, args, key)
         else:
             for layout, some, tiles, (g, u, v) in channel_pieces(
                 granularity, (grad, x), (y,), TILE, ordered=True
@@ -540,6 +582,11 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
         types.intp, types.intp, types.intp, types.intp, data, data,
         array_type(scale), array_type(zero_point), bound, bound, number, data, sums,
     )  # fmt: skip
+
+
+def _gradients_apart_signature(*key: Any) -> Types:
+    _, _, _, _, *rest = _gradients_signature(*key)
+    return VIEWS, types.intp, types.intp, types.intp, types.intp, *rest
 
 
 def _sums_of_tiles(begin: Any, end: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:

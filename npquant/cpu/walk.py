@@ -250,6 +250,46 @@ def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
     return strided.view(x), strided.memory(x)
 
 
+def views_in_boxes(
+    granularity: Granularity, arrays: tuple[Array, ...], tile: int
+) -> tuple[Array, int, int, int, list[Array]] | None:
+    """How a kernel packs data whose order matters; None where `channel_pieces` is best.
+
+    Returns (views, some, length, count, memories): the views are of lines of `count` elements, which
+    are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow one
+    another in them, and where `length` is less than `count`, it is whole tiles.
+    """
+    size, most = arrays[0].size, ROOM // max(x.itemsize for x in arrays)
+    if size <= PIECE or not all(map(strided.aligned, arrays)):
+        return None
+    if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
+        return None
+    moved = [_channels_first(granularity, a) for a in arrays]
+    memories, views = [strided.memory(a) for a in moved], strided.views(tuple(moved), _never)
+    count = size // granularity.channels
+    rows = strided.BLOCK * max(map(strided.crossed, moved))
+    if rows <= most:
+        near = -(-PIECE // rows) * rows if rows else PIECE
+        some, length = max(1, near // count), min(count, -(-near // tile) * tile)
+        return views, some, length, count, memories
+    if not _in_tiles(moved, tile) or moved[0].size % rows:
+        return None
+    # A line alone would use no line of the cache whole.
+    length = strided.crossed(moved[0])
+    boxes = np.zeros((len(arrays), 5, 2), np.int64)
+    boxes[:, 0] = views[:, 0] + [2, 0]
+    for a in (0, 1):
+        least = (strided.BLOCK, tile)[a]
+        boxes[:, 1 + a] = views[:, 1 + a] // [least, 1] * [1, least]
+        boxes[:, 3 + a] = views[:, 1 + a]
+        boxes[:, 3 + a, 0] = least
+    return boxes, strided.BLOCK, tile, length, memories
+
+
+def _never(a: Array) -> bool:
+    return False
+
+
 def _as_they_lie(
     granularity: Granularity, arrays: list[Array], ordered: bool
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
