@@ -25,6 +25,9 @@ PIECE = 1 << 14
 #: beside them, stay below a MiB.
 ROOM = 3 << 16
 
+#: The same for boxes, where neighbours in memory are in no row: the more rows, the less is read again.
+BOXES = 1 << 18
+
 #: Scales and as many zero points that are put into the order of the data at a time.
 SCALES = 1 << 15
 
@@ -259,7 +262,7 @@ def views_in_boxes(
     are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow one
     another in them, and where `length` is less than `count`, it is whole tiles.
     """
-    size, most = arrays[0].size, ROOM // max(x.itemsize for x in arrays)
+    size, most = arrays[0].size, BOXES // max(x.itemsize for x in arrays)
     if size <= PIECE or not all(map(strided.aligned, arrays)):
         return None
     if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
@@ -269,21 +272,22 @@ def views_in_boxes(
     count = size // granularity.channels
     rows = strided.BLOCK * max(map(strided.crossed, moved))
     if rows <= most:
-        near = -(-PIECE // rows) * rows if rows else PIECE
-        some, length = max(1, near // count), min(count, -(-near // tile) * tile)
+        most = most // rows * rows if rows else 2 * PIECE
+        some, length = max(1, most // count), min(count, -(-most // tile) * tile)
         return views, some, length, count, memories
-    if not _in_tiles(moved, tile) or moved[0].size % rows:
+    length = strided.crossed(moved[0])
+    some = next((n for n in (2 * strided.BLOCK, strided.BLOCK) if size // length % n == 0), 0)
+    if some == 0 or not _in_tiles(moved, tile):
         return None
     # A line alone would use no line of the cache whole.
-    length = strided.crossed(moved[0])
     boxes = np.zeros((len(arrays), 5, 2), np.int64)
     boxes[:, 0] = views[:, 0] + [2, 0]
     for a in (0, 1):
-        least = (strided.BLOCK, tile)[a]
+        least = (some, tile)[a]
         boxes[:, 1 + a] = views[:, 1 + a] // [least, 1] * [1, least]
         boxes[:, 3 + a] = views[:, 1 + a]
         boxes[:, 3 + a, 0] = least
-    return boxes, strided.BLOCK, tile, length, memories
+    return boxes, some, tile, length, memories
 
 
 def _never(a: Array) -> bool:
