@@ -17,7 +17,14 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import table
-from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
+from npquant.cpu.lanes import (
+    LANES,
+    TOGETHER,
+    add_columns,
+    add_terms,
+    folded,
+    sums_together,
+)
 from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, VIEWS, gather, scatter
@@ -56,11 +63,15 @@ STRIP = 256
 BLOCK, PART = 256, 512
 #: Elements of a row of a block at most, where channels lie side by side.
 LINE = 1024
+#: Elements of a channel at most that is summed together with others, in registers.
+SHORT = 512
 #: More than there are before a line of the cache.
 SPARE = 32
 # Both with room for the zeros after the last.
 _BLOCK_OF_LANES = 2 * (max(BLOCK, PART) * LANES + SPARE) + LANES
 _LINE_OF_TERMS = LINE + LANES
+_SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
+_OF_LANES = np.uintp(2**64 - LANES)
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
 
@@ -435,6 +446,33 @@ class Gradients:
                     for k in range(width):
                         sums[s, lowest + c + k, tile] = lanes[at + k * inner]
 
+        def short(
+            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (TOGETHER channels) of one run each, of some LANES, whose terms all wait."""
+            constants = lo, hi, factor
+            found = local(_SUMS_TOGETHER, 0.0)
+            terms = local(_TERMS_TOGETHER, factor), local(_TERMS_TOGETHER, factor)
+            length = np.uintp(inner) & _OF_LANES  # so the compiler knows
+            for task in range(begin, end):
+                c = task * TOGETHER
+                width = min(TOGETHER, channels - c)
+                for r in range(np.uintp(width)):
+                    at = np.uintp(c) + r
+                    p = parameters(x, scale[at], zero_point[at], constants, y)
+                    base, term = at * length, r * length
+                    for k in range(length):
+                        v = g[base + k]
+                        inside, slope, shift = element(v, x[base + k], p, constants)
+                        store(y, base + k, masked(v, inside))
+                        terms[0][term + k], terms[1][term + k] = slope, shift
+                sums_together(found, terms, inner)
+                for s in range(2):
+                    for r in range(width):
+                        sums[s, c + r, 0] = found[s * TOGETHER + r]
+
         run = register_jitable(runs)
 
         def apart(
@@ -464,6 +502,7 @@ class Gradients:
         self._apart = Kernel(apart, f"{name}_apart", _gradients_apart_signature, 4)
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
         self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
+        self._short = Kernel(short, f"{name}_short", _gradients_signature, 4)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -564,6 +603,8 @@ class Gradients:
             if channels > BLOCK or channels * inner > LINE:
                 some = -(-channels // min(PART, LINE // inner))
                 kernel, block = self._parts, -(-channels // (some * LANES)) * LANES
+        elif inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
+            kernel, block = self._short, TOGETHER
         elif inner < TILE:  # neighbours are read on to
             block = min(BLOCK, channels, max(1, GRAIN // inner))
         args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
