@@ -518,19 +518,19 @@ class Gradients:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
             return
-        rows = rows_beside(granularity, [grad, x, y])
-        order = rows_in_memory(granularity, x) if rows is None else rows[0]
+        beside = rows_beside(granularity, [grad, x, y])
+        order = rows_in_memory(granularity, x) if beside is None else beside[0]
         if order is not None:  # rows are done as they lie
             s, z, *into = (turned(a, x.shape, order) for a in
                            (scale, zero_point, grad_scale, grad_zero_point))  # fmt: skip
             found = [np.empty(a.shape, a.dtype) for a in into]
             grad, x, y = (a.transpose(order) for a in (grad, x, y))
-            part = (s.reshape(-1), z.reshape(-1), constants, code, y,
+            rest = (s.reshape(-1), z.reshape(-1), constants, code, y,
                     found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
-            if rows is None:
-                self(granularity, grad, x, *part)
+            if beside is None:
+                self(granularity, grad, x, *rest)
             else:
-                self._beside_one_another(rows[1], grad, x, *part)
+                self._beside_one_another(beside[1], grad, x, *rest)
             for a, v in zip(into, found, strict=True):
                 np.copyto(a, v)
             return
@@ -554,8 +554,8 @@ class Gradients:
         elif boxes is not None:
             views, rows, length, count, (u, v, w) = boxes
             lines = n // count  # each is a channel, or some tiles of one
-            args = (views, rows, length, lines, count, u, v, np.repeat(scale, lines // channels),
-                    np.repeat(zero_point, lines // channels), *constants, w,
+            qparams = (np.repeat(a, lines // channels) for a in (scale, zero_point))
+            args = (views, rows, length, lines, count, u, v, *qparams, *constants, w,
                     sums.reshape(2, lines, -1))  # fmt: skip
             key = (x.dtype, scale.dtype, zero_point.dtype, code)
             self._apart(-(-lines // rows) * -(-count // length), n, args, key)

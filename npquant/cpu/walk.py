@@ -25,7 +25,7 @@ PIECE = 1 << 14
 #: beside them, stay below a MiB.
 ROOM = 3 << 16
 
-#: The same for boxes, where neighbours in memory are in no row: the more rows, the less is read again.
+#: The same for boxes, where neighbours in memory are in no row: with more rows, less is read again.
 BOXES = 1 << 18
 
 #: Scales and as many zero points that are put into the order of the data at a time.
@@ -258,9 +258,9 @@ def views_in_boxes(
 ) -> tuple[Array, int, int, int, list[Array]] | None:
     """How a kernel packs data whose order matters; None where `channel_pieces` is best.
 
-    Returns (views, some, length, count, memories): the views are of lines of `count` elements, which
-    are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow one
-    another in them, and where `length` is less than `count`, it is whole tiles.
+    Returns (views, some, length, count, memories): the views are of lines of `count` elements,
+    which are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow
+    one another in them, and where `length` is less than `count`, it is whole tiles.
     """
     size, most = arrays[0].size, BOXES // max(x.itemsize for x in arrays)
     if size <= PIECE or not all(map(strided.aligned, arrays)):
