@@ -275,11 +275,13 @@ def views_in_boxes(
         most = most // rows * rows if rows else 2 * PIECE
         some, length = max(1, most // count), min(count, -(-most // tile) * tile)
         return views, some, length, count, memories
-    length = strided.crossed(moved[0])
-    some = next((n for n in (2 * strided.BLOCK, strided.BLOCK) if size // length % n == 0), 0)
-    if some == 0 or not _in_tiles(moved, tile):
+    if not _in_tiles(moved, tile):
         return None
     # A line alone would use no line of the cache whole.
+    length = strided.crossed(moved[0])
+    some = next((n for n in (2 * strided.BLOCK, strided.BLOCK) if size // length % n == 0), 0)
+    if some == 0:
+        return None
     boxes = np.zeros((len(arrays), 5, 2), np.int64)
     boxes[:, 0] = views[:, 0] + [2, 0]
     for a in (0, 1):
