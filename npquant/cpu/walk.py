@@ -25,9 +25,6 @@ PIECE = 1 << 14
 #: beside them, stay below a MiB.
 ROOM = 3 << 16
 
-#: The same for boxes, where neighbours in memory are in no row: with more rows, less is read again.
-BOXES = 1 << 18
-
 #: Scales and as many zero points that are put into the order of the data at a time.
 SCALES = 1 << 15
 
@@ -262,7 +259,7 @@ def views_in_boxes(
     which are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow
     one another in them, and where `length` is less than `count`, it is whole tiles.
     """
-    size, most = arrays[0].size, BOXES // max(x.itemsize for x in arrays)
+    size, most = arrays[0].size, ROOM // max(x.itemsize for x in arrays)
     if size <= PIECE or not all(map(strided.aligned, arrays)):
         return None
     if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
@@ -278,9 +275,8 @@ def views_in_boxes(
     if not _in_tiles(moved, tile):
         return None
     # A line alone would use no line of the cache whole.
-    length = strided.crossed(moved[0])
-    some = next((n for n in (2 * strided.BLOCK, strided.BLOCK) if size // length % n == 0), 0)
-    if some == 0:
+    some, length = strided.BLOCK, strided.crossed(moved[0])
+    if size // length % some:
         return None
     boxes = np.zeros((len(arrays), 5, 2), np.int64)
     boxes[:, 0] = views[:, 0] + [2, 0]
