@@ -15,7 +15,9 @@ import npquant as nq
 import oracle
 from calls import CALLS, PARAMETERS, arguments
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
+from npquant.cpu import learnable_gradients_per_channel
 from npquant.formulas import quantize as formulas
+from npquant.layout import per_channel
 
 F16, BF16, F32, F64 = FLOATS
 #: Those first that a default run pairs with everything.
@@ -623,8 +625,8 @@ def test_sums_follow_the_tree(shape, axis):
 
 #: Shapes on both sides of every constant by which channels that lie side by side are cut.
 BESIDE = (
-    *((33, n) for n in (2, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129)),  # RUN: some rows
-    *((50, n) for n in (255, 256, 257, 511, 513, 1000, 4096)),  # BLOCK: one, two, sixteen
+    *((33, n) for n in (2, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129)),  # STRIP: some rows
+    *((50, n) for n in (255, 256, 257, 511, 513, 1000, 4096)),  # BLOCK and PART
     *((rows, n) for rows in (4095, 4096, 4097, 8200) for n in (2, 17)),  # TILE
     *((4097, n) for n in (65, 257)),
     *((10_000 // inner, 3, inner) for inner in (2, 4, 8, 16)),  # lanes of a row
@@ -637,7 +639,7 @@ BESIDE = (
 RUNS = (
     *((3, 70, n) for n in (233, 234, 235, 255, 256, 257)), (2, 65, 127), (9, 300, 49),
     *((3, 5, n) for n in (4095, 4096, 4097, 16_385)), (40, 70, 32), (1, 300, 24), (3, 1, 3000),
-    (9000, 1),
+    (9000, 1), (1, 7, 32), (1, 8, 512), (1, 9, 16), (1, 17, 48), (1, 9, 528),
 )  # fmt: skip
 
 
@@ -661,6 +663,60 @@ def test_sums_of_channels_however_they_are_cut(shape, threads, monkeypatch):
         agree("fake_quantize_learnable_per_channel_affine_backward", g, x, s, z, 1, -8, 7)
     finally:
         numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 64, 65])
+@pytest.mark.parametrize("dtype", [np.float16, F32, np.float64])
+def test_sums_wherever_a_result_begins(dtype, channels):
+    """A line of the cache begins anywhere in it."""
+    rng = np.random.default_rng(12)
+    shape = (4100, channels)
+    x, g = (rng.normal(size=shape).astype(dtype) for _ in range(2))
+    g = np.ldexp(g, rng.integers(-9, 9, shape))
+    s, z = (rng.uniform(0.1, 0.4, channels) for _ in range(2))
+    name = "fake_quantize_learnable_per_channel_affine_backward"
+    expected = getattr(oracle, name)(g, x, s, z, 1, -8, 7)
+    room = np.empty(x.size + 64, dtype)
+    code = "float64" if dtype == np.float64 else "float32"
+    for begin in range(33):
+        y = room[begin : begin + x.size].reshape(shape)
+        sums = np.empty_like(s), np.empty_like(z)
+        learnable_gradients_per_channel(
+            per_channel(shape, 1), g, x, s, z, (-8.0, 7.0, 1.0), code, y, *sums
+        )
+        assert_same((y, *sums), expected, begin)
+
+
+@pytest.mark.parametrize("order", ["F", "last axis first", "every second"])
+@pytest.mark.parametrize("kind", ["tensor", "channel", "token", "channel_group"])
+def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
+    """Boxes of some channels and of parts of them, and rows side by side, some at a time."""
+    monkeypatch.setattr("npquant.cpu.walk.PIECE", 100)
+    monkeypatch.setattr("npquant.cpu.walk.ROOM", 1 << 15)
+    monkeypatch.setattr("npquant.cpu.reduce.MANY", 40)
+    rng = np.random.default_rng(13)
+    for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3)):
+        x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
+        g = np.ldexp(g, rng.integers(-30, 30, shape))
+        if order == "F":
+            x, g = np.asfortranarray(x), np.asfortranarray(g)
+        elif order == "last axis first":
+            x, g = (np.moveaxis(np.moveaxis(a, -1, 0).copy(), 0, -1) for a in (x, g))
+        else:
+            x = np.repeat(x, 2, axis=-1)[..., ::2]
+        size = shape[-1] // 2 if shape[-1] % 2 == 0 else 3
+        if kind == "channel_group" and (len(shape) != 2 or shape[-1] % size):
+            continue
+        for axis in range(len(shape)) if kind == "channel" else [None]:
+            last = {"channel": (axis, -8, 7), "channel_group": (-8, 7, size)}.get(kind, (-8, 7))
+            least = {
+                "tensor": (1,),
+                "channel": (shape[axis or 0],),
+                "token": (*shape[:-1], 1),
+                "channel_group": (*shape[:-1], shape[-1] // size),
+            }[kind]
+            s, z = rng.uniform(0.1, 0.4, least), rng.normal(size=least)
+            agree(f"fake_quantize_learnable_per_{kind}_affine_backward", g, x, s, z, *last)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),

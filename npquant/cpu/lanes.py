@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -18,6 +19,9 @@ from npquant.cpu.memory import data_of, inlined
 
 #: Lanes of a sum.
 LANES = 16
+
+#: Channels whose lanes are in registers together.
+TOGETHER = 8
 
 _ROW = ir.VectorType(ir.DoubleType(), LANES)
 
@@ -32,14 +36,26 @@ def add_terms(lanes: Any, at: Any, terms: Any, first: Any, place: Any, n: Any) -
             lanes[at + s * LANES + (place + k) % LANES] += values[first + k]
 
 
-def add_columns(lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> None:
+def add_columns(lanes: Any, at: Any, apart: Any, width: Any, terms: Any, n: Any) -> None:
     """Add `n` terms of each sum: the k-th goes to lane at + k % width.
 
-    The lanes of the sums lie `width` apart; `n` and `width` are multiples of LANES.
+    The lanes of the sums lie `apart`; `n` and `width` are multiples of LANES.
     """
     for s, values in enumerate(terms):
         for k in range(n):
-            lanes[at + s * width + k % width] += values[k]
+            lanes[at + s * apart + k % width] += values[k]
+
+
+def sums_together(sums: Any, terms: Any, n: Any) -> None:
+    """The sums of `n` terms, a multiple of LANES, of each of TOGETHER channels.
+
+    The terms of a channel follow those of another, and so do its sums, one sum after the other.
+    """
+    for s, values in enumerate(terms):
+        for c in range(TOGETHER):
+            lanes = np.zeros(LANES)
+            add_terms(lanes, 0, (values,), c * n, 0, n)
+            (sums[s * TOGETHER + c],) = folded(lanes, 0, (values,))
 
 
 def folded(lanes: Any, at: Any, terms: Any) -> Any:
@@ -86,13 +102,14 @@ def _rows(builder: Any, place: Any, n: Any, add: Callable[[Any, Any], None]) -> 
 
 
 class _Sum:
-    """A row of lanes in registers, and what is added to it."""
+    """A row of lanes in registers, which begin at zero or at `lanes`, and what is added to it."""
 
     def __init__(self, builder: Any, lanes: Any, at: Any, values: Any, kind: Any) -> None:
         self._builder, self._values = builder, values
         self._row = ir.VectorType(kind, LANES)
-        self._home = _row(builder, lanes, at)
-        self._total = cgutils.alloca_once_value(builder, builder.load(self._home, align=8))
+        self._home = None if lanes is None else _row(builder, lanes, at)
+        begin = _ROW(None) if lanes is None else builder.load(self._home, align=8)
+        self._total = cgutils.alloca_once_value(builder, begin)
 
     def add(self, first: Any, inside: Any = None) -> None:
         """Add the terms from `first` on, of all lanes or of those that are `inside`."""
@@ -108,8 +125,12 @@ class _Sum:
         v = v if self._row == _ROW else builder.fpext(v, _ROW)
         builder.store(builder.fadd(builder.load(self._total), v), self._total)
 
+    @property
+    def lanes(self) -> Any:
+        return self._builder.load(self._total)
+
     def store(self) -> None:
-        self._builder.store(self._builder.load(self._total), self._home, align=8)
+        self._builder.store(self.lanes, self._home, align=8)
 
 
 @intrinsic
@@ -138,16 +159,18 @@ def _add_terms(
 
 
 @intrinsic
-def _add_columns(context: Any, lanes: Any, at: Any, width: Any, terms: Any, n: Any) -> Any:
+def _add_columns(
+    context: Any, lanes: Any, at: Any, apart: Any, width: Any, terms: Any, n: Any
+) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to, at, width, terms_, n = args
+        to, at, apart, width, terms_, n = args
         data, index = data_of(context, builder, lanes, to), at.type
         end = builder.select(builder.icmp_signed("<", n, width), n, width)
         with cgutils.for_range_slice(builder, index(0), end, index(LANES), index) as (k, _):
             sums = []
             for s, kind in enumerate(terms):
                 values = data_of(context, builder, kind, builder.extract_value(terms_, s))
-                home = builder.add(builder.add(at, k), builder.mul(width, index(s)))
+                home = builder.add(builder.add(at, k), builder.mul(apart, index(s)))
                 each = context.get_value_type(kind.dtype)
                 sums.append(_Sum(builder, data, home, values, each))
             with cgutils.for_range_slice(builder, k, n, width, index) as (first, _):
@@ -158,7 +181,43 @@ def _add_columns(context: Any, lanes: Any, at: Any, width: Any, terms: Any, n: A
         return context.get_dummy_value()
 
     index = types.intp
-    return types.void(lanes, index, index, terms, index), codegen
+    return types.void(lanes, index, index, index, terms, index), codegen
+
+
+@intrinsic
+def _sums_together(context: Any, sums: Any, terms: Any, n: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, terms_, n = args
+        found, index = data_of(context, builder, sums, to), n.type
+        some = ir.VectorType(ir.DoubleType(), TOGETHER)
+
+        def halves(a: Any, b: Any, h: int) -> Any:
+            """Each h elements of two vectors plus the h behind them: TOGETHER are left."""
+            first = [i for i in range(2 * TOGETHER) if not i & h]
+            picked = ir.VectorType(ir.IntType(32), TOGETHER)
+            both = (ir.Constant(picked, [i + half for i in first]) for half in (0, h))
+            return builder.fadd(*(builder.shuffle_vector(a, b, places) for places in both))
+
+        for s, kind in enumerate(terms):
+            values = data_of(context, builder, kind, builder.extract_value(terms_, s))
+            each = context.get_value_type(kind.dtype)
+            channels = [
+                _Sum(builder, None, None, builder.gep(values, [builder.mul(n, index(c))]), each)
+                for c in range(TOGETHER)
+            ]
+            with cgutils.for_range_slice(builder, index(0), n, index(LANES), index) as (k, _):
+                for channel in channels:
+                    channel.add(k)
+            h = LANES // 2
+            rows = [halves(row, row, h) for row in (channel.lanes for channel in channels)]
+            while h > 1:
+                h //= 2
+                rows = [halves(a, b, h) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+            place = builder.gep(found, [index(s * TOGETHER)])
+            builder.store(rows[0], builder.bitcast(place, some.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return types.void(sums, terms, types.intp), codegen
 
 
 @intrinsic
@@ -190,8 +249,15 @@ def _of_add_terms(lanes, at, terms, first, place, n):
 
 
 @overload(add_columns, **inlined)
-def _of_add_columns(lanes, at, width, terms, n):
-    return lambda lanes, at, width, terms, n: _add_columns(lanes, at, width, terms, n)  # type: ignore[call-arg]
+def _of_add_columns(lanes, at, apart, width, terms, n):
+    return lambda lanes, at, apart, width, terms, n: _add_columns(  # type: ignore[call-arg]
+        lanes, at, apart, width, terms, n
+    )
+
+
+@overload(sums_together, **inlined)
+def _of_sums_together(sums, terms, n):
+    return lambda sums, terms, n: _sums_together(sums, terms, n)  # type: ignore[call-arg]
 
 
 @overload(folded, **inlined)

@@ -17,13 +17,29 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import table
-from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
+from npquant.cpu.lanes import (
+    LANES,
+    TOGETHER,
+    add_columns,
+    add_terms,
+    folded,
+    sums_together,
+)
 from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.steps import in_steps
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, gather
+from npquant.cpu.strided import VIEW, VIEWS, gather, scatter
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
-from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, plain, rows_in_memory, turned
+from npquant.cpu.walk import (
+    as_they_lie,
+    by_view,
+    channel_pieces,
+    plain,
+    rows_beside,
+    rows_in_memory,
+    turned,
+    views_in_boxes,
+)
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout, Spans
 from npquant.primitives import (
@@ -46,16 +62,22 @@ TILE = 4096
 WIDE = 1024
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
 STRIP = 256
-#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
-BLOCK = 256
-#: Elements of a row of a block at most, where channels lie side by side, and of some rows at least.
-LINE, RUN = 1024, 128
+#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near; and where one
+#: lane of each is done after another.
+BLOCK, PART = 256, 512
+#: Elements of a row of a block at most, where channels lie side by side.
+LINE = 1024
+#: Elements of a channel at most that is summed together with others, in registers.
+SHORT = 512
+#: More than there are before a line of the cache.
+SPARE = 32
 # Both with room for the zeros after the last.
-_BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
+_BLOCK_OF_LANES = 2 * (max(BLOCK, PART) * LANES + SPARE) + LANES
+_LINE_OF_TERMS = LINE + LANES
+_SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
+_OF_LANES = np.uintp(2**64 - LANES)
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
-#: Rows that are fetched ahead, where they are long or those of a block lie apart.
-AHEAD = 2
 
 
 # --- minima and maxima ------------------------------------------------------------------------
@@ -378,52 +400,155 @@ class Gradients:
             scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
             y: Any, sums: Any,
         ) -> None:  # fmt: skip
-            """The same where `inner` divides LANES: row after row of a block, all channels at once.
+            """Tasks (outer, tile) where `inner` divides LANES: row after row, all channels at once.
 
-            So a term's place in LANES // inner rows is its lane of its channel.
+            So a term's place in LANES // inner rows is its lane of its channel. Strips and lanes
+            begin where lines of the cache do: the terms and lanes before that come last.
             """
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
             terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
-            tiles = sums.shape[2]
+            period, run = LANES * channels, channels * inner
+            while run < STRIP:
+                run *= 2
+            apart, tiles = SPARE + period, sums.shape[2]
             for task in range(begin, end):
-                c, tile = task // tiles * block, task % tiles
-                width = min(block, channels - c)
-                line = width * inner
-                rows = 1  # that are one run of elements
-                while width == channels and rows * line < RUN:
-                    rows *= 2
-                table.fill(columns, c * inner, rows * line, parameters, x, scale, zero_point,
-                           0, channels, inner, constants, y)  # fmt: skip
-                _clear(lanes, 2 * LANES * width)
-                stop = min(count, (tile + 1) * TILE) // inner
-                for row in range(tile * TILE // inner, stop, rows):
-                    base = np.uintp((row * channels + c) * inner)
-                    if rows == 1 and row + AHEAD < stop:
-                        ahead = base + np.uintp(AHEAD * channels * inner)
-                        fetch(g, ahead, line)
-                        fetch(x, ahead, line)
-                    n = min(rows, stop - row) * line
-                    for k in range(np.uintp(n)):
+                c, tile = task // tiles * channels, task % tiles
+                table.fill(columns, 0, run + SPARE, parameters, x, scale, zero_point,
+                           c, channels, inner, constants, y)  # fmt: skip
+                _clear(lanes, 2 * apart)
+                at = c * count + tile * TILE * channels
+                stop = c * count + min(count, (tile + 1) * TILE) * channels
+                head = min(to_line(y, at), stop - at)
+                m, place = (head, apart - head) if head else (min(run, stop - at), SPARE)
+                first = at + head
+                while at < stop:
+                    base = np.uintp(at)
+                    for k in range(np.uintp(m)):
                         v, p = g[base + k], table.take(columns, k, kind)
                         inside, slope, shift = element(v, x[base + k], p, constants)
                         store(y, base + k, masked(v, inside))
                         terms[0][k], terms[1][k] = slope, shift
                     for k in range(np.uintp(LANES)):  # a zero changes no sum
-                        terms[0][np.uintp(n) + k] = terms[1][np.uintp(n) + k] = 0
-                    n = (n + LANES - 1) // LANES * LANES
-                    add_columns(lanes, row * inner % LANES * width, LANES * width, terms, n)
+                        terms[0][np.uintp(m) + k] = terms[1][np.uintp(m) + k] = 0
+                    n = (m + LANES - 1) // LANES * LANES
+                    add_columns(lanes, place, apart, min(n, period), terms, n)
+                    at += m
+                    place = place + m if place + m < apart else SPARE
+                    m = min(run, stop - at)
+                    if at == first:
+                        for k in range(np.uintp(run)):
+                            table.put(columns, k, table.take(columns, k + np.uintp(head), kind))
+                for s in range(2):
+                    start = s * apart + SPARE - head
+                    for k in range(start, start + head):
+                        lanes[k] = lanes[k + period]
+                    _fold(lanes, start, channels, inner)
+                    for k in range(channels):
+                        sums[s, c + k, tile] = lanes[start + k * inner]
+
+        def parts(
+            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (outer, block of channels, tile), where these are more: lane after lane."""
+            constants = lo, hi, factor
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
+            lanes = local(_BLOCK_OF_LANES, 0.0)
+            terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
+            tiles, turn, blocks = sums.shape[2], LANES // inner, (channels + block - 1) // block
+            for task in range(begin, end):
+                some, tile = task // tiles, task % tiles
+                lowest, c = some // blocks * channels, some % blocks * block
+                width = min(block, channels - c)
+                line, origin = width * inner, lowest * count
+                table.fill(columns, c * inner, line, parameters, x, scale, zero_point,
+                           lowest, channels, inner, constants, y)  # fmt: skip
+                _clear(lanes, 2 * LANES * width)
+                n = (line + LANES - 1) // LANES * LANES
+                top, stop = tile * TILE // inner, min(count, (tile + 1) * TILE) // inner
+                for lane in range(turn):
+                    for row in range(top + lane, stop, turn):
+                        base = np.uintp(origin + (row * channels + c) * inner)
+                        if row + turn < stop:
+                            ahead = base + np.uintp(turn * channels * inner)
+                            fetch(g, ahead, line)
+                            fetch(x, ahead, line)
+                        for k in range(np.uintp(line)):
+                            v, p = g[base + k], table.take(columns, k, kind)
+                            inside, slope, shift = element(v, x[base + k], p, constants)
+                            store(y, base + k, masked(v, inside))
+                            terms[0][k], terms[1][k] = slope, shift
+                        for k in range(np.uintp(LANES)):  # a zero changes no sum
+                            terms[0][np.uintp(line) + k] = terms[1][np.uintp(line) + k] = 0
+                        add_columns(lanes, lane * line, LANES * width, n, terms, n)
                 for s in range(2):
                     at = s * LANES * width
                     _fold(lanes, at, width, inner)
                     for k in range(width):
-                        sums[s, c + k, tile] = lanes[at + k * inner]
+                        sums[s, lowest + c + k, tile] = lanes[at + k * inner]
+
+        def short(
+            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
+            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (TOGETHER channels) of one run each, of some LANES, whose terms all wait."""
+            constants = lo, hi, factor
+            found = local(_SUMS_TOGETHER, 0.0)
+            terms = local(_TERMS_TOGETHER, factor), local(_TERMS_TOGETHER, factor)
+            length = np.uintp(inner) & _OF_LANES  # so the compiler knows
+            for task in range(begin, end):
+                c = task * TOGETHER
+                width = min(TOGETHER, channels - c)
+                for r in range(np.uintp(width)):
+                    at = np.uintp(c) + r
+                    p = parameters(x, scale[at], zero_point[at], constants, y)
+                    base, term = at * length, r * length
+                    for k in range(length):
+                        v = g[base + k]
+                        inside, slope, shift = element(v, x[base + k], p, constants)
+                        store(y, base + k, masked(v, inside))
+                        terms[0][term + k], terms[1][term + k] = slope, shift
+                sums_together(found, terms, inner)
+                for s in range(2):
+                    for r in range(width):
+                        sums[s, c + r, 0] = found[s * TOGETHER + r]
+
+        run = register_jitable(runs)
+
+        def apart(
+            begin: Any, end: Any, views: Any, some: Any, length: Any, channels: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (some channels, some tiles): `runs`, of data that are not flat."""
+            u, v = np.empty(some * length, g.dtype), np.empty(some * length, x.dtype)
+            w = np.empty(some * length, y.dtype)
+            parts = (count + length - 1) // length
+            for task in range(begin, end):
+                c, e = task // parts * some, task % parts * length
+                rows, m = min(some, channels - c), min(length, count - e)
+                first, n, stop = c * count + e * rows, rows * m, c + rows
+                gather(g, views[0], first, n, u, 0)
+                gather(x, views[1], first, n, v, 0)
+                block = min(BLOCK, rows, max(1, GRAIN // m)) if m < TILE else 1
+                tiles = (m + TILE - 1) // TILE
+                run(0, (rows + block - 1) // block * tiles, block, rows, m, m, u, v,
+                    scale[c:stop], zero_point[c:stop], lo, hi, factor, w,
+                    sums[:, c:stop, e // TILE : e // TILE + tiles])  # fmt: skip
+                scatter(y, views[2], first, n, w, 0)
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
+        self._apart = Kernel(apart, f"{name}_apart", _gradients_apart_signature, 4)
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
+        self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
+        self._short = Kernel(short, f"{name}_short", _gradients_signature, 4)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -439,14 +564,19 @@ class Gradients:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
             return
-        order = rows_in_memory(granularity, x)
+        beside = rows_beside(granularity, [grad, x, y])
+        order = rows_in_memory(granularity, x) if beside is None else beside[0]
         if order is not None:  # rows are done as they lie
             s, z, *into = (turned(a, x.shape, order) for a in
                            (scale, zero_point, grad_scale, grad_zero_point))  # fmt: skip
             found = [np.empty(a.shape, a.dtype) for a in into]
             grad, x, y = (a.transpose(order) for a in (grad, x, y))
-            self(granularity, grad, x, s.reshape(-1), z.reshape(-1), constants, code, y,
-                 found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
+            rest = (s.reshape(-1), z.reshape(-1), constants, code, y,
+                    found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
+            if beside is None:
+                self(granularity, grad, x, *rest)
+            else:
+                self._beside_one_another(beside[1], grad, x, *rest)
             for a, v in zip(into, found, strict=True):
                 np.copyto(a, v)
             return
@@ -464,8 +594,17 @@ class Gradients:
                      grad_zero_point[some])  # fmt: skip
             return
         sums = np.empty((2, channels, -(-(n // channels) // TILE)))
+        boxes = None if flat else views_in_boxes(granularity, (grad, x, y), TILE)
         if flat:
             self._piece((channels, inner), grad, x, y, scale, zero_point, constants, code, sums)
+        elif boxes is not None:
+            views, rows, length, count, (u, v, w) = boxes
+            lines = n // count  # each is a channel, or some tiles of one
+            qparams = (np.repeat(a, lines // channels) for a in (scale, zero_point))
+            args = (views, rows, length, lines, count, u, v, *qparams, *constants, w,
+                    sums.reshape(2, lines, -1))  # fmt: skip
+            key = (x.dtype, scale.dtype, zero_point.dtype, code)
+            self._apart(-(-lines // rows) * -(-count // length), n, args, key)
         else:
             for layout, some, tiles, (g, u, v) in channel_pieces(
                 granularity, (grad, x), (y,), TILE, ordered=True
@@ -475,27 +614,49 @@ class Gradients:
         dtypes = grad_scale.dtype, grad_zero_point.dtype
         _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
+    def _beside_one_another(
+        self, spans: Spans, grad: Array, x: Array, scale: Array, zero_point: Array,
+        constants: tuple[Any, Any, Any], code: str, y: Array, grad_scale: Array,
+        grad_zero_point: Array,
+    ) -> None:  # fmt: skip
+        """As a call, of rows that lie side by side: (outer, run, beside) in memory."""
+        outer, run, beside = spans
+        grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
+        dtypes = grad_scale.dtype, grad_zero_point.dtype
+        count = max(1, MANY // beside)
+        for a in range(0, outer, count):
+            some = slice(a * beside, min(a + count, outer) * beside)
+            part = slice(some.start * run, some.stop * run)
+            sums = np.empty((2, some.stop - some.start, -(-run // TILE)))
+            self._piece((beside, 1), grad[part], x[part], y[part], scale[some], zero_point[some],
+                        constants, code, sums)  # fmt: skip
+            _add_tiles(sums.shape[1], sums.size, (sums, grad_scale[some], grad_zero_point[some]),
+                       dtypes)  # fmt: skip
+
     def _piece(
         self, layout: tuple[int, int], grad: Array, x: Array, y: Array, scale: Array,
         zero_point: Array, constants: tuple[Any, Any, Any], code: str, sums: Array,
     ) -> None:  # fmt: skip
         channels, inner = layout
         n = x.size
-        count = n // channels
+        outer = sums.shape[1] // channels
+        count = n // sums.shape[1]
         if channels == 1:
             inner = n
-        beside = inner < count and LANES % inner == 0
-        if beside:
-            parts = -(-channels // min(BLOCK, LINE // inner))
-            block = -(-channels // (parts * LANES)) * LANES if parts > 1 else channels
-        else:
-            # Neighbours are read on to, but a run that fills a tile is read on by itself.
-            block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+        kernel, block = self._runs, 1  # a run that fills a tile is read on by itself
+        if inner < count and LANES % inner == 0:
+            kernel, block = self._beside, channels
+            if channels > BLOCK or channels * inner > LINE:
+                some = -(-channels // min(PART, LINE // inner))
+                kernel, block = self._parts, -(-channels // (some * LANES)) * LANES
+        elif inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
+            kernel, block = self._short, TOGETHER
+        elif inner < TILE:  # neighbours are read on to
+            block = min(BLOCK, channels, max(1, GRAIN // inner))
         args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
                 sums)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
-        kernel = self._beside if beside else self._runs
-        kernel(-(-channels // block) * sums.shape[2], n, args, key)
+        kernel(outer * -(-channels // block) * sums.shape[2], n, args, key)
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
@@ -508,6 +669,11 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
         types.intp, types.intp, types.intp, types.intp, data, data,
         array_type(scale), array_type(zero_point), bound, bound, number, data, sums,
     )  # fmt: skip
+
+
+def _gradients_apart_signature(*key: Any) -> Types:
+    _, _, _, _, *rest = _gradients_signature(*key)
+    return VIEWS, types.intp, types.intp, types.intp, types.intp, *rest
 
 
 def _sums_of_tiles(begin: Any, end: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:

@@ -252,6 +252,48 @@ def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
     return strided.view(x), strided.memory(x)
 
 
+def views_in_boxes(
+    granularity: Granularity, arrays: tuple[Array, ...], tile: int
+) -> tuple[Array, int, int, int, list[Array]] | None:
+    """How a kernel packs data whose order matters; None where `channel_pieces` is best.
+
+    Returns (views, some, length, count, memories): the views are of lines of `count` elements,
+    which are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow
+    one another in them, and where `length` is less than `count`, it is whole tiles.
+    """
+    size, most = arrays[0].size, ROOM // max(x.itemsize for x in arrays)
+    if size <= PIECE or not all(map(strided.aligned, arrays)):
+        return None
+    if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
+        return None
+    moved = [_channels_first(granularity, a) for a in arrays]
+    memories, views = [strided.memory(a) for a in moved], strided.views(tuple(moved), _never)
+    count = size // granularity.channels
+    rows = strided.BLOCK * max(map(strided.crossed, moved))
+    if rows <= most:
+        most = most // rows * rows if rows else 2 * PIECE
+        some, length = max(1, most // count), min(count, -(-most // tile) * tile)
+        return views, some, length, count, memories
+    if not _in_tiles(moved, tile):
+        return None
+    # A line alone would use no line of the cache whole.
+    some, length = strided.BLOCK, strided.crossed(moved[0])
+    if size // length % some:
+        return None
+    boxes = np.zeros((len(arrays), 5, 2), np.int64)
+    boxes[:, 0] = views[:, 0] + [2, 0]
+    for a in (0, 1):
+        least = (some, tile)[a]
+        boxes[:, 1 + a] = views[:, 1 + a] // [least, 1] * [1, least]
+        boxes[:, 3 + a] = views[:, 1 + a]
+        boxes[:, 3 + a, 0] = least
+    return boxes, some, tile, length, memories
+
+
+def _never(a: Array) -> bool:
+    return False
+
+
 def _as_they_lie(
     granularity: Granularity, arrays: list[Array], ordered: bool
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
@@ -339,6 +381,22 @@ def rows_in_memory(granularity: Granularity, x: Array) -> tuple[int, ...] | None
         return None
     order = sorted(range(last), key=lambda i: -abs(x.strides[i]) if x.shape[i] > 1 else 0)
     return None if order == list(range(last)) else (*order, last)
+
+
+def rows_beside(
+    granularity: Granularity, arrays: list[Array]
+) -> tuple[tuple[int, ...], Spans] | None:
+    """How rows, tokens or groups, lie side by side in memory: the order of the axes, and the spans.
+
+    None where they do not, or are too few and short.
+    """
+    if granularity.axis is not None or granularity.channels == 1 or plain(arrays[0]):
+        return None
+    alike, order = _common_order(arrays)
+    spans = granularity.spans(arrays[0].shape, order) if alike and order is not None else None
+    if spans is None or spans.beside == 1 or spans.run == 1 or not _worth(spans):
+        return None
+    return order, spans  # type: ignore[return-value]
 
 
 def turned(a: Array, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:

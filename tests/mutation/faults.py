@@ -35,6 +35,9 @@ LEARNABLE = tests("ops", "learnable_per_tensor")
 LEARNABLE_CHANNEL = tests("ops", "learnable_per_channel_token_and_group")
 WIDE = tests("ops", "learnable_per_channel_of_float64_with_wide_bounds")
 SUMS = tests("ops", "sums_follow_the_tree")
+CUT = tests("ops", "sums_of_channels_however_they_are_cut")
+ANYWHERE = tests("ops", "sums_wherever_a_result_begins")
+NOT_FLAT = tests("ops", "sums_of_what_is_not_flat")
 QPARAMS, DETERMINE = tests("ops", "choose_qparams"), tests("ops", "determine_qparams")
 FUSED, PROMOTED = (
     tests("ops", "fused"),
@@ -319,13 +322,25 @@ FAULTS = (
           "a bound of a dtype", QUANTIZE),
     # --- kernels ----------------------------------------------------------------------------------
     Fault("cpu/reduce.py",
-          "add_columns(lanes, row * inner % LANES * width, ",
-          "add_columns(lanes, row * inner // 256 % LANES * width, ",
+          "place = place + m if place + m < apart else SPARE",
+          "place = SPARE",
           "a sum in another order", SUMS),
     Fault("cpu/reduce.py",
           "terms, r * n, e % LANES, n)",
           "terms, r * n, 0, n)",
           "a run that begins in another lane", SUMS),
+    Fault("cpu/reduce.py",
+          "                    for k in range(start, start + head):\n",
+          "                    for k in range(start, start):\n",
+          "what is summed before a line of the cache begins", ANYWHERE),
+    Fault("cpu/lanes.py",
+          "first = [i for i in range(2 * TOGETHER) if not i & h]",
+          "first = [i ^ (h < 4) for i in range(2 * TOGETHER) if not i & h]",
+          "the lanes of groups folded in another order", CUT),
+    Fault("cpu/walk.py",
+          "boxes[:, 1 + a] = views[:, 1 + a] // [least, 1] * [1, least]",
+          "boxes[:, 1 + a] = views[:, 1 + a] // [least, 1]",
+          "boxes of what is packed that do not follow one another", NOT_FLAT),
     Fault("cpu/reduce.py",
           "for tile in range(1, least.shape[1]):",
           "for tile in range(1, least.shape[1] - 1):",
