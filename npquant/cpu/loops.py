@@ -182,7 +182,7 @@ class Elementwise:
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
-        self._runs = Kernel(runs, f"{name}_runs", _signature, work)
+        self._runs = Kernel(runs, f"{name}_runs", _signature, work, qparams=4)
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
         self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
@@ -236,6 +236,14 @@ class Elementwise:
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
+
+    def small(self, granularity: Granularity, n: int, code: str) -> Kernel | None:
+        """The kernel that does contiguous arrays of `n` elements in one call, if there is one."""
+        if code == "wide" and self._wide is not None:
+            return self._wide.small(granularity, n, code)
+        inner = granularity.inner or n
+        few = n * self._work < PARALLEL_FROM and (inner >= SHORT or n <= LEAST_PERIOD)
+        return self._runs if few else None
 
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
@@ -306,7 +314,7 @@ class Guessed(Elementwise):
                         store(y, base + k, code)
                 begin += m
 
-        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
+        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature, qparams=4)
         self._runs = Either(_guessable, kernel, self._runs)
 
 

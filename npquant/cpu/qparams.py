@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 from npquant.cpu import reduce
 from npquant.cpu.reduce import extremes, minmax_finite
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import GRAIN, Compiled, Kernel, Types, array_type, compiled
+from npquant.cpu.target import GRAIN, Compiled, Kernel, Types, array_type, compiled, usual
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
 from npquant.primitives import bits, item, key, like, widen
@@ -235,19 +235,11 @@ def _types(dtype: Any) -> Types:
 _call = compiled(_any_outside, _types)
 
 
-def _both_inside(s: Any, z: Any, lo: Any, hi: Any) -> Any:
-    bad = 0
-    for i in range(s.size):
-        v, w = widen(s[i]), widen(z[i])
-        bad |= not (v > type(v)(0) and v < type(v)(np.inf) and w >= lo and w <= hi)
-    return not bad
-
-
 def _both_types(scale: Any, zero_point: Any) -> Types:
     return array_type(scale), array_type(zero_point), types.float64, types.float64
 
 
-_inside = compiled(_both_inside, lambda kinds: _both_types(*kinds))
+_inside = compiled(usual, lambda kinds: _both_types(*kinds))
 
 
 class Looks(Compiled):

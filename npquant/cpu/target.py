@@ -23,6 +23,7 @@ from numba.np.ufunc import parallel as numba_threads
 
 from npquant.cpu import cache
 from npquant.cpu.storage import TYPES
+from npquant.primitives import widen
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
 #: nogil: other Python threads run meanwhile. Never fastmath: a bit is a bit.
@@ -96,6 +97,16 @@ def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
     return types.Array(TYPES[dtype], ndim, "C")
 
 
+@register_jitable
+def usual(scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
+    """Whether all scales are positive and finite, and all zero points within least..most."""
+    bad = 0
+    for i in range(scale.size):  # to the end: a loop that can stop early is not vectorised
+        v, w = widen(scale[i]), widen(zero_point[i])
+        bad |= not (v > type(v)(0) and v < type(v)(np.inf) and w >= least and w <= most)
+    return not bad
+
+
 class Kernel:
     """A segment in its serial and its parallel form, compiled once a key.
 
@@ -112,6 +123,8 @@ class Kernel:
     work : int
         What an element costs: 1 where it is little more than moved, and 4 where sums are made, or
         exponentials.
+    qparams : int
+        Where in ``args`` the scales stand, and after them the zero points; for `checked`.
     """
 
     def __init__(
@@ -120,8 +133,9 @@ class Kernel:
         name: str,
         signature: Callable[..., Types],
         work: int = 1,
+        qparams: int = 0,
     ) -> None:
-        self.name, self.work, self._signature = name, work, signature
+        self.name, self.work, self._signature, self._qparams = name, work, signature, qparams
         self._segment = _renamed(segment, name)
         run = register_jitable(segment)
 
@@ -133,6 +147,7 @@ class Kernel:
         self._parallel = _renamed(parallel, f"{name}_parallel")
         self.serial = Compiled(self._compile_serial)
         self.parallel = Compiled(self._compile_parallel)
+        self.checked = Compiled(self._compile_checked)
 
     def __call__(
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
@@ -153,6 +168,22 @@ class Kernel:
     def _compile_serial(self, key: Key) -> Any:
         types_ = (types.intp, types.intp, *self._signature(*key))
         return _compile(self._segment, types_, False)
+
+    def _compile_checked(self, key: Key) -> Any:
+        """``checked(n, least, most, args)``: the serial form, if what it finds first is `usual`.
+
+        It says whether it is; where it is not, nothing is written.
+        """
+        run, scale, zero_point = self._run, self._qparams, self._qparams + 1
+
+        def checked(n: int, least: float, most: float, args: tuple[Any, ...]) -> bool:
+            if not usual(args[scale], args[zero_point], least, most):
+                return False
+            run(0, n, *args)
+            return True
+
+        types_ = types.intp, types.float64, types.float64, types.Tuple(self._signature(*key))
+        return _compile(_renamed(checked, f"{self.name}_checked"), types_, False)
 
     def _compile_parallel(self, key: Key) -> Any:
         """The parallel form of one key; Numba's does not take a tuple within its tuple."""
@@ -178,9 +209,13 @@ class Either(Kernel):
     """One of two kernels of one signature, `first` for keys of which ``which(*key)`` says so."""
 
     def __init__(self, which: Callable[..., bool], first: Kernel, second: Kernel) -> None:
+        def of(*key: Any) -> Kernel:
+            return first if which(*key) else second
+
         self.name, self.work = second.name, second.work
-        self.serial = Compiled(lambda key: (first if which(*key) else second).serial[key])
-        self.parallel = Compiled(lambda key: (first if which(*key) else second).parallel[key])
+        self.serial = Compiled(lambda key: of(*key).serial[key])
+        self.parallel = Compiled(lambda key: of(*key).parallel[key])
+        self.checked = Compiled(lambda key: of(*key).checked[key])
 
 
 def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> Any:

@@ -1,0 +1,106 @@
+"""Calls of small arrays: what can be known before is found once, and the rest is one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npquant import checks, cpu, dtypes
+from npquant.checks import Array
+from npquant.dtypes import DType
+from npquant.layout import Granularity
+
+_INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
+#: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
+CODES = ((dtypes.float32, _INT32),)
+LEARNED = ((dtypes.float32, dtypes.float32),)
+KEPT = (*CODES, (dtypes.float64, _INT64), *LEARNED)
+
+#: ``small(x, scale, zero_point, out) -> (output, mask)``, or None: see `small`.
+Small = Callable[..., tuple[Array, Any] | None]
+
+
+def not_small(*args: Any) -> None:
+    """What stands for `small` where there is nothing of the kind."""
+
+
+class _Entries(dict[Any, Any]):
+    """Compiled functions by the dtypes of scales and zero points; None of unusual ones."""
+
+    def __init__(self, find: Callable[[Any, Any], Any]) -> None:
+        self._find = find
+
+    def __missing__(self, kinds: Any) -> Any:
+        self[kinds] = found = self._find(*kinds)
+        return found
+
+
+def small(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType,
+    granularity: Granularity,
+    shapes: checks.Shapes,
+    constants: tuple[Any, ...],
+    code: str,
+    target: DType,
+    kinds: tuple[tuple[DType, DType], ...],
+    within: tuple[float, float],
+    names: tuple[str, str],
+    masked: bool = False,
+) -> Small:
+    """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
+
+    It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
+    convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, scales
+    that are positive and finite, zero points `within` two bounds, and all of it contiguous. Else
+    nothing was written, and the result is None.
+    """
+    n = prod(shape)
+    run = getattr(cpu, kernel).__self__.small(granularity, n, code) if kind is np.ndarray else None
+    if run is None:
+        return not_small
+    flat, ndarray, empty = len(shape) == 1, np.ndarray, np.empty
+    channels, inner, _ = granularity
+    inner = inner or n
+    (lo, hi, nan), (least, most) = constants, map(float, within)
+
+    def find(scale: DType, zero_point: DType) -> Any:
+        if (scale, zero_point) not in kinds:
+            return None
+        return run.checked[dtype, target, (scale, zero_point, code), not masked]
+
+    entries = _Entries(find)
+
+    def call(
+        x: Array, scale: Any, zero_point: Any, out: Array | None = None
+    ) -> tuple[Array, Any] | None:
+        if not type(scale) is type(zero_point) is ndarray:
+            return None
+        given = scale.shape
+        if given not in shapes or zero_point.shape != given:
+            return None
+        if not (x.flags.carray and scale.flags.carray and zero_point.flags.carray):
+            return None
+        entry = entries[scale.dtype, zero_point.dtype]
+        if entry is None:
+            return None
+        if out is None:
+            y = empty(shape, target)
+        else:
+            y = checks.output(out, x, target, names, (scale, zero_point))
+            if not y.flags.carray:
+                return None
+        v, w = y, (mask := empty(shape, _BOOL) if masked else None)
+        if not flat:
+            x, v, w = x.ravel(), y.ravel(), mask.ravel() if masked else None
+        if len(given) != 1:
+            scale, zero_point = scale.ravel(), zero_point.ravel()
+        args = 0, channels, inner, x, scale, zero_point, lo, hi, nan, v, w
+        return (y, mask) if entry(n, least, most, args) else None
+
+    return call
