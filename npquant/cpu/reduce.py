@@ -21,7 +21,17 @@ from npquant.cpu.lanes import LANES, add_columns, add_terms, folded
 from npquant.cpu.memory import fetch, local
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type
+from npquant.cpu.target import (
+    GRAIN,
+    PARALLEL_FROM,
+    Compiled,
+    Kernel,
+    Types,
+    array_type,
+    compiled,
+    renamed,
+    usual,
+)
 from npquant.cpu.walk import by_view, channel_pieces, plain, rows_in_memory, turned
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity, Layout
@@ -379,6 +389,27 @@ class Gradients:
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
+        self._small_runs = _at_once(runs, f"{name}_runs")
+        self._small_beside = _at_once(beside, f"{name}_beside")
+
+    def small(
+        self, granularity: Granularity, n: int, code: str
+    ) -> tuple[Compiled, tuple[int, int, int, int, int]] | None:
+        """What does contiguous arrays of `n` elements in one call, and its first arguments.
+
+        That is ``entries[key](tasks, least, most, args, grad_scale, grad_zero_point)``, which says
+        whether the qparams are `usual`; where they are not, nothing is written.
+        """
+        if code != "float32" and self._wide is not None:
+            return self._wide.small(granularity, n, code)
+        if not 0 < n * self._runs.work < PARALLEL_FROM:
+            return None
+        channels, inner, _ = granularity
+        beside, block, inner = _cut(channels, inner, n)
+        count = n // channels
+        tasks = -(-channels // block) * -(-count // TILE)
+        entries = self._small_beside if beside else self._small_runs
+        return entries, (tasks, block, channels, inner, count)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -437,20 +468,24 @@ class Gradients:
         channels, inner = layout
         n = x.size
         count = n // channels
-        if channels == 1:
-            inner = n
-        beside = inner < count and LANES % inner == 0
-        if beside:
-            parts = -(-channels // min(BLOCK, LINE // inner))
-            block = -(-channels // (parts * LANES)) * LANES if parts > 1 else channels
-        else:
-            # Neighbours are read on to, but a run that fills a tile is read on by itself.
-            block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+        beside, block, inner = _cut(channels, inner, n)
         args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
                 sums)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
         kernel = self._beside if beside else self._runs
         kernel(-(-channels // block) * sums.shape[2], n, args, key)
+
+
+def _cut(channels: int, inner: int, n: int) -> tuple[bool, int, int]:
+    """Whether rows are done channels side by side, the channels of a block, and `inner`."""
+    if channels == 1:
+        return False, 1, n
+    if inner < n // channels and LANES % inner == 0:
+        parts = -(-channels // min(BLOCK, LINE // inner))
+        return True, -(-channels // (parts * LANES)) * LANES if parts > 1 else channels, inner
+    # Neighbours are read on to, but a run that fills a tile is read on by itself.
+    block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+    return False, block, inner
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
@@ -481,6 +516,30 @@ def _sums_signature(scale: Any, zero_point: Any) -> Types:
 
 
 _add_tiles = Kernel(_sums_of_tiles, "sums_of_tiles", _sums_signature)
+
+
+def _at_once(segment: Callable[..., None], name: str) -> Compiled:
+    """The sums of a small array in one call: see `Gradients.small`."""
+    run, add = register_jitable(segment), register_jitable(_sums_of_tiles)
+
+    def whole(
+        tasks: Any, least: Any, most: Any, args: Any, grad_scale: Any, grad_zero_point: Any
+    ) -> Any:
+        _, channels, _, count, _, _, scale, zero_point = args[:8]
+        if not usual(scale, zero_point, least, most):
+            return False
+        sums = np.empty((2, channels, (count + TILE - 1) // TILE))
+        run(0, tasks, *(args + (sums,)))  # noqa: RUF005 (for Numba)
+        add(0, channels, sums, grad_scale, grad_zero_point)
+        return True
+
+    def signature(key: Any) -> Types:
+        *args, _ = _gradients_signature(*key)
+        _, scale, zero_point, _ = key
+        number, sums = types.float64, (array_type(scale), array_type(zero_point))
+        return types.intp, number, number, types.Tuple(args), *sums
+
+    return compiled(renamed(whole, f"{name}_at_once"), signature)
 
 
 # --- sums of everything -------------------------------------------------------------------------

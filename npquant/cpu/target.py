@@ -136,7 +136,7 @@ class Kernel:
         qparams: int = 0,
     ) -> None:
         self.name, self.work, self._signature, self._qparams = name, work, signature, qparams
-        self._segment = _renamed(segment, name)
+        self._segment = renamed(segment, name)
         run = register_jitable(segment)
 
         def parallel(n: int, grain: int, args: tuple[Any, ...]) -> None:
@@ -144,7 +144,7 @@ class Kernel:
                 run(t * grain, min(n, (t + 1) * grain), *args)
 
         self._run = run
-        self._parallel = _renamed(parallel, f"{name}_parallel")
+        self._parallel = renamed(parallel, f"{name}_parallel")
         self.serial = Compiled(self._compile_serial)
         self.parallel = Compiled(self._compile_parallel)
         self.checked = Compiled(self._compile_checked)
@@ -183,7 +183,7 @@ class Kernel:
             return True
 
         types_ = types.intp, types.float64, types.float64, types.Tuple(self._signature(*key))
-        return _compile(_renamed(checked, f"{self.name}_checked"), types_, False)
+        return _compile(renamed(checked, f"{self.name}_checked"), types_, False)
 
     def _compile_parallel(self, key: Key) -> Any:
         """The parallel form of one key; Numba's does not take a tuple within its tuple."""
@@ -202,7 +202,7 @@ class Kernel:
 
         rest = types.Tuple(signature[:place] + signature[place + 1 :])
         types_ = (types.intp, types.intp, rest, signature[place])
-        return _compile(_renamed(nested, f"{self.name}_nested"), types_, True)
+        return _compile(renamed(nested, f"{self.name}_nested"), types_, True)
 
 
 class Either(Kernel):
@@ -250,7 +250,7 @@ def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> 
     return entries[key]
 
 
-def _renamed(function: Callable[..., Any], name: str) -> Any:
+def renamed(function: Callable[..., Any], name: str) -> Any:
     """A copy with a name of its own: Numba's cache tells functions apart by name and line."""
     code = function.__code__  # type: ignore[attr-defined]
     copy = python_types.FunctionType(

@@ -6,14 +6,17 @@ of the zero point that of LSQ+ (Bhalgat et al., 2020); both pass through roundin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, prod
 from typing import Any
+
+import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.small import LEARNED, Small, not_small, small
+from npquant.ops.small import LEARNED, small, small_backward
 
 #: The shapes that the qparams of one tensor may have.
 _ONE: checks.Shapes = ((1,), ())
@@ -827,7 +830,7 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
 #: Granularity, shapes of qparams, constants, the names of precisions and of the kernel, and what
 #: does it all at once if it can.
 _Plan = tuple[
-    Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str, Small
+    Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str, Callable[..., Any]
 ]  # fmt: skip
 
 
@@ -867,8 +870,10 @@ def _plan(
     code = checks.precision(dtype, lo, hi)
     names = "float32", "float32", code
     if rounding:
-        return *found, (lo, hi, factor), names, gradients, not_small
-    kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0)
+        constants = lo, hi, factor
+        backward = small_backward(gradients, kind, shape, dtype, *found, constants, code)
+        return *found, constants, names, gradients, backward
+    kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
     at_once = small(kernel, kind, shape, dtype, *found, constants, code, dtype, LEARNED,
                     (-inf, inf), _QPARAMS)  # fmt: skip
     return *found, constants, names, kernel, at_once
@@ -892,7 +897,9 @@ _SUMS = (dtypes.float32, dtypes.float64)
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
-    granularity, shapes, constants, names, kernel, _ = plan
+    granularity, shapes, constants, names, kernel, at_once = plan
+    if type(grad) is np.ndarray and (done := at_once(grad, x, scale, zero_point)) is not None:
+        return done
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
     s, z = checks.learned_qparams(u, v, shapes, x)

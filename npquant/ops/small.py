@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,18 @@ class _Entries(dict[Any, Any]):
         return found
 
 
+def _plain(x: Any, scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
+    """Whether a kernel can take all of them as they are."""
+    return (
+        type(scale) is type(zero_point) is np.ndarray
+        and (given := scale.shape) in shapes
+        and zero_point.shape == given
+        and x.flags.carray
+        and scale.flags.carray
+        and zero_point.flags.carray
+    )
+
+
 def small(
     kernel: str,
     kind: type,
@@ -64,7 +76,7 @@ def small(
     run = getattr(cpu, kernel).__self__.small(granularity, n, code) if kind is np.ndarray else None
     if run is None:
         return not_small
-    flat, ndarray, empty = len(shape) == 1, np.ndarray, np.empty
+    flat, empty = len(shape) == 1, np.empty
     channels, inner, _ = granularity
     inner = inner or n
     (lo, hi, nan), (least, most) = constants, map(float, within)
@@ -79,12 +91,7 @@ def small(
     def call(
         x: Array, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
-        if not type(scale) is type(zero_point) is ndarray:
-            return None
-        given = scale.shape
-        if given not in shapes or zero_point.shape != given:
-            return None
-        if not (x.flags.carray and scale.flags.carray and zero_point.flags.carray):
+        if not _plain(x, scale, zero_point, shapes):
             return None
         entry = entries[scale.dtype, zero_point.dtype]
         if entry is None:
@@ -98,9 +105,58 @@ def small(
         v, w = y, (mask := empty(shape, _BOOL) if masked else None)
         if not flat:
             x, v, w = x.ravel(), y.ravel(), mask.ravel() if masked else None
-        if len(given) != 1:
+        if scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
         args = 0, channels, inner, x, scale, zero_point, lo, hi, nan, v, w
         return (y, mask) if entry(n, least, most, args) else None
+
+    return call
+
+
+def small_backward(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType,
+    granularity: Granularity,
+    shapes: checks.Shapes,
+    constants: tuple[Any, ...],
+    code: str,
+) -> Callable[..., tuple[Array, Array, Array] | None]:
+    """The same of learned qparams: a function of gradient, input and qparams, to the gradients."""
+    n = prod(shape)
+    found = getattr(cpu, kernel).small(granularity, n, code) if kind is np.ndarray else None
+    if found is None:
+        return not_small
+    compiled, (tasks, *cut) = found
+    block, channels, inner, count = cut
+    (lo, hi, factor), flat, empty = constants, len(shape) == 1, np.empty
+
+    def find(scale: DType, zero_point: DType) -> Any:
+        known = (scale, zero_point) in LEARNED
+        return compiled[dtype, scale, zero_point, code] if known else None
+
+    entries = _Entries(find)
+
+    def call(
+        grad: Any, x: Array, scale: Any, zero_point: Any
+    ) -> tuple[Array, Array, Array] | None:
+        if not _plain(x, scale, zero_point, shapes):
+            return None
+        if not (grad.dtype == dtype and grad.shape == shape and grad.flags.carray):
+            return None
+        entry = entries[scale.dtype, zero_point.dtype]
+        if entry is None:
+            return None
+        given = scale.shape
+        results = empty(shape, dtype), empty(given, dtypes.float32), empty(given, dtypes.float32)
+        y, slope, shift = results
+        if not flat:
+            grad, x, y = grad.ravel(), x.ravel(), y.ravel()
+        if scale.ndim != 1:
+            scale, zero_point = scale.ravel(), zero_point.ravel()
+            slope, shift = slope.ravel(), shift.ravel()
+        args = block, channels, inner, count, grad, x, scale, zero_point, lo, hi, factor, y
+        return results if entry(tasks, -inf, inf, args, slope, shift) else None
 
     return call
