@@ -90,7 +90,7 @@ def usual(
         ):
             if len(shape) != 1:
                 scale, zero_point = scale.ravel(), zero_point.ravel()
-            if look(scale, zero_point, lo, hi):
+            if look(scale.size, scale, zero_point, lo, hi):
                 return scale, zero_point
     return None
 

@@ -334,19 +334,6 @@ class ElementwiseOfSeveral(Elementwise):
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
-        n = y.size
-        if n * self._work < PARALLEL_FROM and y.flags.carray and all(map(_is_carray, inputs)):
-            channels, inner, _ = granularity
-            inner = inner or n
-            if inner >= SHORT or n <= LEAST_PERIOD:
-                arrays = type(scale) is np.ndarray
-                types_ = (scale.dtype, zero_point.dtype, precision[2]) if arrays else precision
-                entry = self._runs.serial[tuple(map(_dtype_of, inputs)), y.dtype, types_, True]
-                if y.ndim != 1:
-                    inputs, y = tuple(map(np.ndarray.ravel, inputs)), y.ravel()
-                lo, hi, nan = constants
-                entry(0, n, 0, channels, inner, inputs, scale, zero_point, lo, hi, nan, y, None)
-                return
         for piece, (*x, v), (s, z) in pieces(granularity, inputs, (y,), (scale, zero_point)):
             self._flat(piece, tuple(x), s, z, constants, precision, v)
 

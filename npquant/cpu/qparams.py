@@ -239,14 +239,14 @@ def _both_types(scale: Any, zero_point: Any) -> Types:
     return array_type(scale), array_type(zero_point), types.float64, types.float64
 
 
-_inside = compiled(usual, lambda kinds: _both_types(*kinds))
+_inside = compiled(usual, lambda kinds: (types.intp, *_both_types(*kinds)))
 
 
 class Looks(Compiled):
     """What looks at scales and zero points of some pairs of dtypes; None for all others.
 
-    ``Looks(...)[s.dtype, z.dtype](s, z, lo, hi)`` tells whether all scales are positive and finite,
-    and all zero points within lo..hi.
+    ``Looks(...)[s.dtype, z.dtype](n, s, z, lo, hi)`` tells whether all `n` scales are positive and
+    finite, and all zero points within lo..hi.
     """
 
     def __init__(self, *kinds: tuple[Any, Any]) -> None:

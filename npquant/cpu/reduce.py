@@ -526,7 +526,7 @@ def _at_once(segment: Callable[..., None], name: str) -> Compiled:
         tasks: Any, least: Any, most: Any, args: Any, grad_scale: Any, grad_zero_point: Any
     ) -> Any:
         _, channels, _, count, _, _, scale, zero_point = args[:8]
-        if not usual(scale, zero_point, least, most):
+        if not usual(channels, scale, zero_point, least, most):
             return False
         sums = np.empty((2, channels, (count + TILE - 1) // TILE))
         run(0, tasks, *(args + (sums,)))  # noqa: RUF005 (for Numba)

@@ -23,7 +23,7 @@ from numba.np.ufunc import parallel as numba_threads
 
 from npquant.cpu import cache
 from npquant.cpu.storage import TYPES
-from npquant.primitives import widen
+from npquant.primitives import at, widen
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
 #: nogil: other Python threads run meanwhile. Never fastmath: a bit is a bit.
@@ -98,11 +98,11 @@ def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
 
 
 @register_jitable
-def usual(scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
-    """Whether all scales are positive and finite, and all zero points within least..most."""
+def usual(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
+    """Whether `n` scales are positive and finite, and as many zero points within least..most."""
     bad = 0
-    for i in range(scale.size):  # to the end: a loop that can stop early is not vectorised
-        v, w = widen(scale[i]), widen(zero_point[i])
+    for i in range(n):  # to the end: a loop that can stop early is not vectorised
+        v, w = widen(at(scale, i)), widen(at(zero_point, i))
         bad |= not (v > type(v)(0) and v < type(v)(np.inf) and w >= least and w <= most)
     return not bad
 
@@ -170,19 +170,22 @@ class Kernel:
         return _compile(self._segment, types_, False)
 
     def _compile_checked(self, key: Key) -> Any:
-        """``checked(n, least, most, args)``: the serial form, if what it finds first is `usual`.
+        """``checked(n, channels, least, most, args)``: the serial form of what is `usual`.
 
         It says whether it is; where it is not, nothing is written.
         """
         run, scale, zero_point = self._run, self._qparams, self._qparams + 1
 
-        def checked(n: int, least: float, most: float, args: tuple[Any, ...]) -> bool:
-            if not usual(args[scale], args[zero_point], least, most):
+        def checked(
+            n: int, channels: int, least: float, most: float, args: tuple[Any, ...]
+        ) -> bool:
+            if not usual(channels, args[scale], args[zero_point], least, most):
                 return False
             run(0, n, *args)
             return True
 
-        types_ = types.intp, types.float64, types.float64, types.Tuple(self._signature(*key))
+        n, end = types.intp, types.float64
+        types_ = n, n, end, end, types.Tuple(self._signature(*key))
         return _compile(renamed(checked, f"{self.name}_checked"), types_, False)
 
     def _compile_parallel(self, key: Key) -> Any:

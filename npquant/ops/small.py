@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ _INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
 CODES = ((dtypes.float32, _INT32),)
 LEARNED = ((dtypes.float32, dtypes.float32),)
 KEPT = (*CODES, (dtypes.float64, _INT64), *LEARNED)
+#: A scale and a zero point that are numbers.
+NUMBERS = ((float, int),)
+
+_is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 
 #: ``small(x, scale, zero_point, out) -> (output, mask)``, or None: see `small`.
 Small = Callable[..., tuple[Array, Any] | None]
@@ -38,13 +43,12 @@ class _Entries(dict[Any, Any]):
         return found
 
 
-def _plain(x: Any, scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
-    """Whether a kernel can take all of them as they are."""
+def _plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
+    """Whether a kernel can take qparams in arrays as they are."""
     return (
         type(scale) is type(zero_point) is np.ndarray
         and (given := scale.shape) in shapes
         and zero_point.shape == given
-        and x.flags.carray
         and scale.flags.carray
         and zero_point.flags.carray
     )
@@ -54,61 +58,73 @@ def small(
     kernel: str,
     kind: type,
     shape: tuple[int, ...],
-    dtype: DType,
+    dtype: DType | tuple[DType, ...],
     granularity: Granularity,
     shapes: checks.Shapes,
     constants: tuple[Any, ...],
     code: str,
     target: DType,
-    kinds: tuple[tuple[DType, DType], ...],
+    kinds: tuple[tuple[Any, Any], ...],
     within: tuple[float, float],
-    names: tuple[str, str],
+    names: tuple[str, ...],
     masked: bool = False,
+    place: int = 0,
 ) -> Small:
     """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
 
     It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
-    convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, scales
-    that are positive and finite, zero points `within` two bounds, and all of it contiguous. Else
-    nothing was written, and the result is None.
+    convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, or
+    numbers, scales that are positive and finite, zero points `within` two bounds, and all of it
+    contiguous. Else nothing was written, and the result is None.
+
+    With several dtypes there are as many inputs, of which the one at `place` may be `out` too;
+    `names` are those of the others, which may not, and of the qparams.
     """
     n = prod(shape)
     run = getattr(cpu, kernel).__self__.small(granularity, n, code) if kind is np.ndarray else None
     if run is None:
         return not_small
-    flat, empty = len(shape) == 1, np.empty
+    flat, several, empty = len(shape) == 1, type(dtype) is tuple, np.empty
     channels, inner, _ = granularity
     inner = inner or n
     (lo, hi, nan), (least, most) = constants, map(float, within)
 
-    def find(scale: DType, zero_point: DType) -> Any:
+    def find(scale: Any, zero_point: Any) -> Any:
         if (scale, zero_point) not in kinds:
             return None
-        return run.checked[dtype, target, (scale, zero_point, code), not masked]
+        types = (code, code, code) if scale is float else (scale, zero_point, code)
+        return run.checked[dtype, target, types, not masked]
 
     entries = _Entries(find)
 
     def call(
-        x: Array, scale: Any, zero_point: Any, out: Array | None = None
+        x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
-        if not _plain(x, scale, zero_point, shapes):
+        if not (all(map(_is_carray, x)) if several else x.flags.carray):
             return None
-        entry = entries[scale.dtype, zero_point.dtype]
+        if _plain(scale, zero_point, shapes):
+            entry = entries[scale.dtype, zero_point.dtype]
+        elif type(scale) is float and type(zero_point) is int and least <= zero_point <= most:
+            entry = entries[float, int]
+        else:
+            return None
         if entry is None:
             return None
         if out is None:
             y = empty(shape, target)
         else:
-            y = checks.output(out, x, target, names, (scale, zero_point))
+            u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
+            y = checks.output(out, u, target, names, (*others, scale, zero_point))
             if not y.flags.carray:
                 return None
         v, w = y, (mask := empty(shape, _BOOL) if masked else None)
         if not flat:
-            x, v, w = x.ravel(), y.ravel(), mask.ravel() if masked else None
-        if scale.ndim != 1:
+            x = tuple(map(_ravel, x)) if several else x.ravel()
+            v, w = y.ravel(), mask.ravel() if masked else None
+        if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
         args = 0, channels, inner, x, scale, zero_point, lo, hi, nan, v, w
-        return (y, mask) if entry(n, least, most, args) else None
+        return (y, mask) if entry(n, channels, least, most, args) else None
 
     return call
 
@@ -141,7 +157,7 @@ def small_backward(
     def call(
         grad: Any, x: Array, scale: Any, zero_point: Any
     ) -> tuple[Array, Array, Array] | None:
-        if not _plain(x, scale, zero_point, shapes):
+        if not (x.flags.carray and _plain(scale, zero_point, shapes)):
             return None
         if not (grad.dtype == dtype and grad.shape == shape and grad.flags.carray):
             return None
