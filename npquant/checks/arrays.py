@@ -155,9 +155,9 @@ def output(
         writeable(y, "out")
         if y is not x and _share_memory(x, y) and not _same_elements(x, y):
             raise ValueError("out must be input itself or not overlap it, got an overlapping array")
-        for name, other in zip(names, others, strict=True):
+        for i, other in enumerate(others):
             if isinstance(other, np.ndarray) and _share_memory(other, y):
-                raise ValueError(f"out must be apart from {name}, got an overlapping array")
+                raise ValueError(f"out must be apart from {names[i]}, got an overlapping array")
     elif type(y) is not ArraySpec:
         _apart_on_device(x, y, zip(names, others, strict=True))
     return out  # itself, though it be a memory map

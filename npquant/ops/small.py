@@ -11,6 +11,8 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
+from npquant.cpu.qparams import few
+from npquant.cpu.target import GRAIN
 from npquant.dtypes import DType
 from npquant.layout import Granularity
 
@@ -174,5 +176,61 @@ def small_backward(
             slope, shift = slope.ravel(), shift.ravel()
         args = block, channels, inner, count, grad, x, scale, zero_point, lo, hi, factor, y
         return results if entry(tasks, -inf, inf, args, slope, shift) else None
+
+    return call
+
+
+def small_choice(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType,
+    granularity: Granularity,
+    bounds: tuple[int, int],
+    eps: float,
+    middle: int,
+    precision: str,
+    results: tuple[int, ...],
+    kinds: tuple[DType, DType],
+) -> Callable[[Array], tuple[Array, Array] | None]:
+    """A function of data of this shape and dtype, to scales and zero points in `results`' shape.
+
+    One kernel finds the range of each channel and chooses from it; None if it cannot.
+    """
+    if kind is not np.ndarray or not few(granularity, prod(shape)):
+        return not_small
+    compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
+    channels, inner, _ = granularity
+    (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
+
+    def call(x: Array) -> tuple[Array, Array] | None:
+        if not x.flags.carray:
+            return None
+        scale, zero_point = empty(results, scales), empty(results, zero_points)
+        s, z = scale.ravel(), zero_point.ravel()
+        compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
+        return scale, zero_point
+
+    return call
+
+
+def small_choice_of_range(
+    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
+    eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
+) -> Callable[[Array, Array], tuple[Array, Array] | None]:  # fmt: skip
+    """The same of least and greatest values, if they are in order."""
+    if kind is not np.ndarray or prod(shape) >= GRAIN:
+        return not_small
+    compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
+    (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
+    results = shape or (1,)
+
+    def call(least: Array, greatest: Array) -> tuple[Array, Array] | None:
+        if not (least.flags.carray and greatest.flags.carray):
+            return None
+        found = s, z = empty(results, scales), empty(results, zero_points)
+        if not shape:
+            least, greatest = least.ravel(), greatest.ravel()
+        return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
 
     return call
