@@ -290,7 +290,7 @@ def _apart_on_device(x: Array, y: Array, others: Iterable[tuple[str, Array]]) ->
 
 
 def _share_memory(x: Any, y: Any) -> bool:
-    """Whether some element of one is in memory that is the other's; where that is hard to say, so."""
+    """Whether an element of one lies in the memory of the other; yes where that is hard to say."""
     if not np.may_share_memory(x, y):
         return False
     try:

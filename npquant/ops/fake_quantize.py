@@ -934,9 +934,11 @@ def _channels(
     And what does it all at once if it can.
     """
     granularity, shapes = found = checks.channels(shape, axis)
+    within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
     constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
-    divide, code, given, at_once = checks.divides(rounding), names[2], _QPARAMS, not_small
+    divide, code, given = checks.divides(rounding), names[2], _QPARAMS
+    at_once: Small = not_small
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # whose scales are of the dtype of the input, where that is float64
         code, within, given = "float32", _INT32, _PLURAL

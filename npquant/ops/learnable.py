@@ -6,11 +6,8 @@ of the zero point that of LSQ+ (Bhalgat et al., 2020); both pass through roundin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf, prod
 from typing import Any
-
-import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
@@ -830,7 +827,7 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
 #: Granularity, shapes of qparams, constants, the names of precisions and of the kernel, and what
 #: does it all at once if it can.
 _Plan = tuple[
-    Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str, Callable[..., Any]
+    Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str, Any
 ]  # fmt: skip
 
 
@@ -898,7 +895,8 @@ def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
     granularity, shapes, constants, names, kernel, at_once = plan
-    if type(grad) is np.ndarray and (done := at_once(grad, x, scale, zero_point)) is not None:
+    done: tuple[Array, Array, Array] | None = at_once(grad, x, scale, zero_point)
+    if done is not None:
         return done
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")

@@ -12,7 +12,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.ops.small import not_small, small_choice, small_choice_of_range
+from npquant.ops.small import Small, not_small, small_choice, small_choice_of_range
 
 _FLOAT64, _INT64, _INT8 = np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.int8)
 #: The dtypes of scales and zero points, where they are not those of the input.
@@ -509,7 +509,7 @@ def _scheme(qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom:
 def _with_steps(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     eps: float, target: dtypes.DType, custom: Any, qscheme: Any,
-) -> tuple[_Scheme, Any]:  # fmt: skip
+) -> tuple[_Scheme, Small]:  # fmt: skip
     """Bounds with an int64 of steps between, and what does it all at once if it can."""
     bounds = checks.bounds_with_steps(quant_min, quant_max, kind)
     custom = checks.switch(custom, "has_customized_qrange", kind)
@@ -525,7 +525,7 @@ def _with_steps(
 def _proper(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     eps: float, target: dtypes.DType, qscheme: str,
-) -> tuple[_Scheme, Any]:  # fmt: skip
+) -> tuple[_Scheme, Small]:  # fmt: skip
     """The same of data, with zero between the bounds and more than one code."""
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     if lo == hi:
@@ -540,7 +540,7 @@ def _proper(
 @checks.remembered
 def _of_tokens(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type
-) -> tuple[tuple[int, ...], dtypes.DType, Any]:
+) -> tuple[tuple[int, ...], dtypes.DType, Small]:
     """The shape and the dtype of scales and zero points, and what does it all at once."""
     results, found = _token_shape(shape), dtype if dtype in _KEPT else dtypes.float32
     return results, found, small_choice(
@@ -552,7 +552,7 @@ def _of_tokens(
 @checks.remembered
 def _of_tokens_asymmetric(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type
-) -> tuple[tuple[int, ...], Any]:
+) -> tuple[tuple[int, ...], Small]:
     """The shape of scales and zero points, and what does it all at once."""
     results = _token_shape(shape)
     if dtype in dtypes.INTEGERS:  # of which the range is made floats first

@@ -9,7 +9,7 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
-from npquant.ops.small import CODES, KEPT, LEARNED, Small, not_small, small
+from npquant.ops.small import CODES, KEPT, LEARNED, LONG, Small, not_small, small
 
 
 def quantize_per_tensor(
@@ -792,9 +792,7 @@ def dequantize_per_channel_group(
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
     q = checks.codes(w_int8, dtype, "w_int8")
-    plan = _from_groups(
-        q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q)
-    )
+    plan = _from_groups(q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q))
     return _dequantize_rows(plan, q, scales, zero_points, out)
 
 
@@ -838,15 +836,12 @@ def _codes(
 ) -> _Plan:  # fmt: skip
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
     constants, code = checks.constants(lo, hi, target), checks.code(dtype, target)
-    kinds, end, at_once = KEPT, checks.MOST, not_small
-    divide = checks.divides(rounding)
-    if kernel == "quantize_per_channel":
-        kinds = CODES
-    if divide or kinds is CODES:  # larger integers become floats
-        end = checks.SMALL_ZERO_POINT
-    if divide:
-        kernel = _by_division(target)
-    if kinds is KEPT or dtype != dtypes.float64:
+    divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
+    at_once: Small = not_small
+    if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
+        end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
+        kernel = _by_division(target) if divide else kernel
+        kinds = KEPT if rows else CODES
         at_once = small(kernel, kind, shape, dtype, *found, constants, code, target, kinds,
                         (-end, end), _QPARAMS)  # fmt: skip
     return *found, constants, ("float32", "float32", code), divide, at_once
@@ -863,7 +858,7 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     checks.bounds_of(*bounds)
     found, result = checks.channels(shape, axis), _output_dtype(out_dtype, "out_dtype")
     kernel, within = "dequantize", (-checks.MOST, checks.MOST)
-    kinds = (*CODES, *LEARNED) if dtypes.compute(result) == dtypes.float32 else KEPT[1:2]
+    kinds = LONG if result == dtypes.float64 else CODES + LEARNED
     if result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8:
         kernel, kinds, within = "dequantize_promoted", CODES, dtypes.BOUNDS[dtype]
     return *found, result, small(kernel, kind, shape, dtype, *found, _NO_CODES, "float32", result,
@@ -877,9 +872,7 @@ def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> _Ba
 
 
 @checks.remembered
-def _from_groups(
-    shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any
-) -> _Back:
+def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> _Back:
     checks.bounds_of(*bounds)
     found = checks.groups(shape, group_size, 2, "w_int8")
     return _promoting(shape, found, output_dtype, *bounds[2:])
@@ -889,7 +882,8 @@ def _promoting(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], output_dtype: Any,
     dtype: dtypes.DType, kind: type,
 ) -> _Back:  # fmt: skip
-    result, at_once = _output_dtype(output_dtype, "output_dtype"), not_small
+    result = _output_dtype(output_dtype, "output_dtype")
+    at_once: Small = not_small
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         at_once = small("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES, "float32",
                         result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
@@ -986,9 +980,7 @@ def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
     return type(z) in (int, float) and lo <= z <= hi and z == int(z)
 
 
-def _dequantize_rows(
-    plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any
-) -> Array:
+def _dequantize_rows(plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any) -> Array:
     """Dequantize per token or group."""
     granularity, shapes, result, at_once = plan
     done = at_once(q, scales, zero_points, out)

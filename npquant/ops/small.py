@@ -11,23 +11,27 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
-from npquant.cpu.qparams import few
+from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.target import GRAIN
 from npquant.dtypes import DType
 from npquant.layout import Granularity
 
 _INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
 #: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
-CODES = ((dtypes.float32, _INT32),)
-LEARNED = ((dtypes.float32, dtypes.float32),)
-KEPT = (*CODES, (dtypes.float64, _INT64), *LEARNED)
+Kinds = tuple[tuple[Any, Any], ...]
+CODES: Kinds = ((dtypes.float32, _INT32),)
+LEARNED: Kinds = ((dtypes.float32, dtypes.float32),)
+LONG: Kinds = ((dtypes.float64, _INT64),)
+KEPT = CODES + LONG + LEARNED
 #: A scale and a zero point that are numbers.
-NUMBERS = ((float, int),)
+NUMBERS: Kinds = ((float, int),)
 
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 
 #: ``small(x, scale, zero_point, out) -> (output, mask)``, or None: see `small`.
 Small = Callable[..., tuple[Array, Any] | None]
+#: The same of three gradients.
+Backward = Callable[..., tuple[Array, Array, Array] | None]
 
 
 def not_small(*args: Any) -> None:
@@ -35,13 +39,13 @@ def not_small(*args: Any) -> None:
 
 
 class _Entries(dict[Any, Any]):
-    """Compiled functions by the dtypes of scales and zero points; None of unusual ones."""
+    """Compiled functions by the dtypes of qparams; None of unusual ones."""
 
-    def __init__(self, find: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, find: Callable[[Any], Any]) -> None:
         self._find = find
 
     def __missing__(self, kinds: Any) -> Any:
-        self[kinds] = found = self._find(*kinds)
+        self[kinds] = found = self._find(kinds)
         return found
 
 
@@ -66,7 +70,7 @@ def small(
     constants: tuple[Any, ...],
     code: str,
     target: DType,
-    kinds: tuple[tuple[Any, Any], ...],
+    kinds: Kinds,
     within: tuple[float, float],
     names: tuple[str, ...],
     masked: bool = False,
@@ -89,12 +93,14 @@ def small(
     flat, several, empty = len(shape) == 1, type(dtype) is tuple, np.empty
     channels, inner, _ = granularity
     inner = inner or n
-    (lo, hi, nan), (least, most) = constants, map(float, within)
+    # A float is one already: an integer is asked for it in every call.
+    lo, hi, nan = constants if code == "int32" else map(float, constants)
+    least, most = map(float, within)
 
-    def find(scale: Any, zero_point: Any) -> Any:
-        if (scale, zero_point) not in kinds:
+    def find(given: tuple[Any, Any]) -> Any:
+        if given not in kinds:
             return None
-        types = (code, code, code) if scale is float else (scale, zero_point, code)
+        types = (code, code, code) if given[0] is float else (*given, code)
         return run.checked[dtype, target, types, not masked]
 
     entries = _Entries(find)
@@ -122,7 +128,7 @@ def small(
         v, w = y, (mask := empty(shape, _BOOL) if masked else None)
         if not flat:
             x = tuple(map(_ravel, x)) if several else x.ravel()
-            v, w = y.ravel(), mask.ravel() if masked else None
+            v, w = y.ravel(), None if mask is None else mask.ravel()
         if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
         args = 0, channels, inner, x, scale, zero_point, lo, hi, nan, v, w
@@ -140,7 +146,7 @@ def small_backward(
     shapes: checks.Shapes,
     constants: tuple[Any, ...],
     code: str,
-) -> Callable[..., tuple[Array, Array, Array] | None]:
+) -> Backward:
     """The same of learned qparams: a function of gradient, input and qparams, to the gradients."""
     n = prod(shape)
     found = getattr(cpu, kernel).small(granularity, n, code) if kind is np.ndarray else None
@@ -148,18 +154,14 @@ def small_backward(
         return not_small
     compiled, (tasks, *cut) = found
     block, channels, inner, count = cut
-    (lo, hi, factor), flat, empty = constants, len(shape) == 1, np.empty
+    (lo, hi, factor), flat, empty = map(float, constants), len(shape) == 1, np.empty
 
-    def find(scale: DType, zero_point: DType) -> Any:
-        known = (scale, zero_point) in LEARNED
-        return compiled[dtype, scale, zero_point, code] if known else None
+    entries = _Entries(lambda given: compiled[dtype, *given, code] if given in LEARNED else None)
 
-    entries = _Entries(find)
-
-    def call(
-        grad: Any, x: Array, scale: Any, zero_point: Any
-    ) -> tuple[Array, Array, Array] | None:
+    def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
         if not (x.flags.carray and _plain(scale, zero_point, shapes)):
+            return None
+        if type(grad) is not np.ndarray:
             return None
         if not (grad.dtype == dtype and grad.shape == shape and grad.flags.carray):
             return None
@@ -192,7 +194,7 @@ def small_choice(
     precision: str,
     results: tuple[int, ...],
     kinds: tuple[DType, DType],
-) -> Callable[[Array], tuple[Array, Array] | None]:
+) -> Small:
     """A function of data of this shape and dtype, to scales and zero points in `results`' shape.
 
     One kernel finds the range of each channel and chooses from it; None if it cannot.
@@ -217,9 +219,9 @@ def small_choice(
 def small_choice_of_range(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
     eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
-) -> Callable[[Array, Array], tuple[Array, Array] | None]:  # fmt: skip
+) -> Small:  # fmt: skip
     """The same of least and greatest values, if they are in order."""
-    if kind is not np.ndarray or prod(shape) >= GRAIN:
+    if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
         return not_small
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
     (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
@@ -232,5 +234,40 @@ def small_choice_of_range(
         if not shape:
             least, greatest = least.ravel(), greatest.ravel()
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
+
+    return call
+
+
+def small_step(
+    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, shapes: checks.Shapes,
+    constant: float, bounds: tuple[int, int], eps: float, precision: tuple[str, str, str],
+    kinds: tuple[DType, ...], masked: bool,
+) -> Small:  # fmt: skip
+    """A function of data, a switch and the state of one scale: a step of training in one kernel."""
+    n, code = prod(shape), precision[2]
+    if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
+        return not_small
+    fused, (lo, hi), flat, empty = getattr(cpu, kernel), bounds, len(shape) == 1, np.empty
+    entries = _Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
+
+    def call(
+        x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
+    ) -> tuple[Array, Any] | None:
+        if not (x.flags.carray and _plain(low, high, shapes) and _plain(scale, zero_point, shapes)):
+            return None
+        if not low.dtype is high.dtype is scale.dtype is dtypes.float32:
+            return None
+        entry = entries[zero_point.dtype]
+        if entry is None:
+            return None
+        y, mask = empty(shape, dtype), empty(shape, _BOOL) if masked else None
+        u, v, w, s, z = x, y, mask, scale, zero_point
+        if not flat:
+            u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
+        if low.ndim != 1:
+            low, high, s, z = low.ravel(), high.ravel(), s.ravel(), z.ravel()
+        if not entry(u, observing, constant, low, high, lo, hi, eps, s, z, lo, hi, v, w):
+            fused.quantize(x, bounds, s, z, precision, y, mask)
+        return y, mask
 
     return call
