@@ -20,7 +20,7 @@ from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
 from npquant.cpu.memory import to_line
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
 from npquant.formulas.quantize import SURE
@@ -41,6 +41,9 @@ LEAST_PERIOD = 256
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
 #: and of how many rows, so that memory is read in order nevertheless.
 NEAR, AT_ONCE = 1024, 32
+
+#: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
+_NO_LOOK = 0, 0.0, 0.0
 
 #: The types of numbers among the qparams and of constants.
 NUMBERS: dict[str, Any] = {
@@ -76,11 +79,15 @@ class Elementwise:
         work: int = 1,
     ) -> None:
         def runs(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
+            """Whether the first `look` qparams are `usual`; only then anything is written."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             if begin == end:  # of nothing there may be no channels to divide by
-                return
+                return True
             constants = lo, hi, nan
             row = (first + begin) // inner
             skip = (first + begin) - row * inner
@@ -101,6 +108,7 @@ class Elementwise:
                 if skip == inner:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
+            return True
 
         def blocks(
             begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
@@ -165,7 +173,8 @@ class Elementwise:
                 m = min(strided.PIECE, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
                 v, w = strided.part(y, first, m), strided.part(mask, first, m)
-                run(0, m, first, channels, inner, u, scale, zero_point, lo, hi, nan, v, w)
+                run(0, m, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
+                    w)  # fmt: skip
 
         def periods_apart(
             begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
@@ -182,7 +191,7 @@ class Elementwise:
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
-        self._runs = Kernel(runs, f"{name}_runs", _signature, work, qparams=4)
+        self._runs = Kernel(runs, f"{name}_runs", _looking, work)
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
         self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
@@ -222,7 +231,8 @@ class Elementwise:
                     if x.ndim != 1:
                         x, y = x.ravel(), y.ravel()
                         mask = None if mask is None else mask.ravel()
-                    entry(0, n, 0, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
+                    entry(0, n, 0, 0.0, 0.0, 0, channels, inner, x, scale, zero_point, lo, hi, nan,
+                          y, mask)  # fmt: skip
                     return
         if precision[2] == "wide" and self._wide is not None:
             self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask)
@@ -238,7 +248,7 @@ class Elementwise:
             self._flat(piece, u, s, z, constants, precision, v, w)
 
     def small(self, granularity: Granularity, n: int, code: str) -> Kernel | None:
-        """The kernel that does contiguous arrays of `n` elements in one call, if there is one."""
+        """`runs`, if its serial form is what does contiguous arrays of `n` elements in one call."""
         if code == "wide" and self._wide is not None:
             return self._wide.small(granularity, n, code)
         inner = granularity.inner or n
@@ -266,7 +276,8 @@ class Elementwise:
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
             elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
                 kernel, items, grain = self._blocks, n // inner, GRAIN // inner
-        args = (*cut, x, scale, zero_point, *constants, y, mask)
+        look = _NO_LOOK if kernel is self._runs else ()
+        args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
@@ -290,10 +301,13 @@ class Guessed(Elementwise):
         super().__init__(parameters, element)
 
         def guesses(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
@@ -313,8 +327,9 @@ class Guessed(Elementwise):
                         code, _ = element(x[base + k], rule, constants, y)
                         store(y, base + k, code)
                 begin += m
+            return True
 
-        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature, qparams=4)
+        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking)
         self._runs = Either(_guessable, kernel, self._runs)
 
 
@@ -349,6 +364,10 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
         types.intp, types.intp, types.intp, data, scale, zero_point,
         code, code, code, array_type(y), mask,
     )  # fmt: skip
+
+
+def _looking(*key: Any) -> Types:
+    return types.intp, types.float64, types.float64, *_signature(*key)
 
 
 def _periods_signature(*key: Any) -> Types:

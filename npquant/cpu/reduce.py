@@ -24,12 +24,9 @@ from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.target import (
     GRAIN,
     PARALLEL_FROM,
-    Compiled,
     Kernel,
     Types,
     array_type,
-    compiled,
-    renamed,
     usual,
 )
 from npquant.cpu.walk import by_view, channel_pieces, plain, rows_in_memory, turned
@@ -61,6 +58,8 @@ LINE, RUN = 1024, 128
 _BLOCK_OF_LANES, _LINE_OF_TERMS = BLOCK * 2 * LANES + LANES, LINE + LANES
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
+#: What stands for gradients where sums of tiles are asked for, and the other way round.
+NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
 #: Rows that are fetched ahead, where they are long or those of a block lie apart.
 AHEAD = 2
 
@@ -292,11 +291,17 @@ class Gradients:
         # Lanes and terms lie on the stack: of any other array, the compiler would have to ask
         # whether the output overlaps it.
         def runs(
-            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (block of channels, tile): run after run, in the order of memory."""
+            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any, grad_scale: Any, grad_zero_point: Any,
+        ) -> Any:  # fmt: skip
+            """Tasks (block of channels, tile): run after run, in the order of memory.
+
+            Whether the first `look` qparams are `usual`; only then anything is written. Sums of
+            tiles, unless there is room for the gradients themselves.
+            """
+            if not usual(look, scale, zero_point, -np.inf, np.inf):
+                return False
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -334,19 +339,26 @@ class Gradients:
                     row += 1
                     i = 0
                 for q in range(width):
-                    at_c, at_tile = np.uintp(c + q), np.uintp(tile)
                     slope, shift = folded(lanes, q * 2 * LANES, terms)
-                    sums[0, at_c, at_tile], sums[1, at_c, at_tile] = slope, shift
+                    if grad_scale.size:
+                        store(grad_scale, c + q, slope)
+                        store(grad_zero_point, c + q, shift)
+                    else:
+                        at_c, at_tile = np.uintp(c + q), np.uintp(tile)
+                        sums[0, at_c, at_tile], sums[1, at_c, at_tile] = slope, shift
+            return True
 
         def beside(
-            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
+            y: Any, sums: Any, grad_scale: Any, grad_zero_point: Any,
+        ) -> Any:  # fmt: skip
             """The same where `inner` divides LANES: row after row of a block, all channels at once.
 
             So a term's place in LANES // inner rows is its lane of its channel.
             """
+            if not usual(look, scale, zero_point, -np.inf, np.inf):
+                return False
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -381,35 +393,32 @@ class Gradients:
                     n = (n + LANES - 1) // LANES * LANES
                     add_columns(lanes, row * inner % LANES * width, LANES * width, terms, n)
                 for s in range(2):
-                    at = s * LANES * width
-                    _fold(lanes, at, width, inner)
-                    for k in range(width):
-                        sums[s, c + k, tile] = lanes[at + k * inner]
+                    _fold(lanes, s * LANES * width, width, inner)
+                for k in range(width):
+                    slope, shift = lanes[k * inner], lanes[LANES * width + k * inner]
+                    if grad_scale.size:
+                        store(grad_scale, c + k, slope)
+                        store(grad_zero_point, c + k, shift)
+                    else:
+                        sums[0, c + k, tile], sums[1, c + k, tile] = slope, shift
+            return True
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
-        self._small_runs = _at_once(runs, f"{name}_runs")
-        self._small_beside = _at_once(beside, f"{name}_beside")
 
     def small(
         self, granularity: Granularity, n: int, code: str
-    ) -> tuple[Compiled, tuple[int, int, int, int, int]] | None:
-        """What does contiguous arrays of `n` elements in one call, and its first arguments.
-
-        That is ``entries[key](tasks, least, most, args, grad_scale, grad_zero_point)``, which says
-        whether the qparams are `usual`; where they are not, nothing is written.
-        """
+    ) -> tuple[Kernel, tuple[int, int, int, int, int]] | None:
+        """The kernel that does contiguous arrays of `n` elements in one call: its tasks and cut."""
         if code != "float32" and self._wide is not None:
             return self._wide.small(granularity, n, code)
-        if not 0 < n * self._runs.work < PARALLEL_FROM:
-            return None
         channels, inner, _ = granularity
+        if not 0 < n * self._runs.work < PARALLEL_FROM or n > channels * TILE:
+            return None
         beside, block, inner = _cut(channels, inner, n)
-        count = n // channels
-        tasks = -(-channels // block) * -(-count // TILE)
-        entries = self._small_beside if beside else self._small_runs
-        return entries, (tasks, block, channels, inner, count)
+        kernel = self._beside if beside else self._runs
+        return kernel, (-(-channels // block), block, channels, inner, n // channels)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -469,8 +478,8 @@ class Gradients:
         n = x.size
         count = n // channels
         beside, block, inner = _cut(channels, inner, n)
-        args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
-                sums)  # fmt: skip
+        args = (0, block, channels, inner, count, grad, x, scale, zero_point, *constants, y, sums,
+                *NO_ROOM)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
         kernel = self._beside if beside else self._runs
         kernel(-(-channels // block) * sums.shape[2], n, args, key)
@@ -494,9 +503,11 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
         types.float32 if code == "float32" else types.float64,
         types.float64 if x == np.float64 else types.float32,
     )
+    gradient = array_type(np.dtype(np.float32))
     return (
-        types.intp, types.intp, types.intp, types.intp, data, data,
-        array_type(scale), array_type(zero_point), bound, bound, number, data, sums,
+        types.intp, types.intp, types.intp, types.intp, types.intp, data, data,
+        array_type(scale), array_type(zero_point), bound, bound, number, data, sums, gradient,
+        gradient,
     )  # fmt: skip
 
 
@@ -516,30 +527,6 @@ def _sums_signature(scale: Any, zero_point: Any) -> Types:
 
 
 _add_tiles = Kernel(_sums_of_tiles, "sums_of_tiles", _sums_signature)
-
-
-def _at_once(segment: Callable[..., None], name: str) -> Compiled:
-    """The sums of a small array in one call: see `Gradients.small`."""
-    run, add = register_jitable(segment), register_jitable(_sums_of_tiles)
-
-    def whole(
-        tasks: Any, least: Any, most: Any, args: Any, grad_scale: Any, grad_zero_point: Any
-    ) -> Any:
-        _, channels, _, count, _, _, scale, zero_point = args[:8]
-        if not usual(channels, scale, zero_point, least, most):
-            return False
-        sums = np.empty((2, channels, (count + TILE - 1) // TILE))
-        run(0, tasks, *(args + (sums,)))  # noqa: RUF005 (for Numba)
-        add(0, channels, sums, grad_scale, grad_zero_point)
-        return True
-
-    def signature(key: Any) -> Types:
-        *args, _ = _gradients_signature(*key)
-        _, scale, zero_point, _ = key
-        number, sums = types.float64, (array_type(scale), array_type(zero_point))
-        return types.intp, number, number, types.Tuple(args), *sums
-
-    return compiled(renamed(whole, f"{name}_at_once"), signature)
 
 
 # --- sums of everything -------------------------------------------------------------------------

@@ -113,8 +113,8 @@ class Kernel:
     Parameters
     ----------
     segment : callable
-        ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments. One of
-        them may be a tuple.
+        ``segment(begin, end, *args)``; it writes to its last arguments. One of them may be a tuple.
+        What it returns is for those who call the serial form themselves.
     name : str
         What it is called in the cache and in profiles.
     signature : callable
@@ -123,8 +123,6 @@ class Kernel:
     work : int
         What an element costs: 1 where it is little more than moved, and 4 where sums are made, or
         exponentials.
-    qparams : int
-        Where in ``args`` the scales stand, and after them the zero points; for `checked`.
     """
 
     def __init__(
@@ -133,9 +131,8 @@ class Kernel:
         name: str,
         signature: Callable[..., Types],
         work: int = 1,
-        qparams: int = 0,
     ) -> None:
-        self.name, self.work, self._signature, self._qparams = name, work, signature, qparams
+        self.name, self.work, self._signature = name, work, signature
         self._segment = renamed(segment, name)
         run = register_jitable(segment)
 
@@ -147,7 +144,6 @@ class Kernel:
         self._parallel = renamed(parallel, f"{name}_parallel")
         self.serial = Compiled(self._compile_serial)
         self.parallel = Compiled(self._compile_parallel)
-        self.checked = Compiled(self._compile_checked)
 
     def __call__(
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
@@ -168,25 +164,6 @@ class Kernel:
     def _compile_serial(self, key: Key) -> Any:
         types_ = (types.intp, types.intp, *self._signature(*key))
         return _compile(self._segment, types_, False)
-
-    def _compile_checked(self, key: Key) -> Any:
-        """``checked(n, channels, least, most, args)``: the serial form of what is `usual`.
-
-        It says whether it is; where it is not, nothing is written.
-        """
-        run, scale, zero_point = self._run, self._qparams, self._qparams + 1
-
-        def checked(
-            n: int, channels: int, least: float, most: float, args: tuple[Any, ...]
-        ) -> bool:
-            if not usual(channels, args[scale], args[zero_point], least, most):
-                return False
-            run(0, n, *args)
-            return True
-
-        n, end = types.intp, types.float64
-        types_ = n, n, end, end, types.Tuple(self._signature(*key))
-        return _compile(renamed(checked, f"{self.name}_checked"), types_, False)
 
     def _compile_parallel(self, key: Key) -> Any:
         """The parallel form of one key; Numba's does not take a tuple within its tuple."""
@@ -212,13 +189,9 @@ class Either(Kernel):
     """One of two kernels of one signature, `first` for keys of which ``which(*key)`` says so."""
 
     def __init__(self, which: Callable[..., bool], first: Kernel, second: Kernel) -> None:
-        def of(*key: Any) -> Kernel:
-            return first if which(*key) else second
-
         self.name, self.work = second.name, second.work
-        self.serial = Compiled(lambda key: of(*key).serial[key])
-        self.parallel = Compiled(lambda key: of(*key).parallel[key])
-        self.checked = Compiled(lambda key: of(*key).checked[key])
+        self.serial = Compiled(lambda key: (first if which(*key) else second).serial[key])
+        self.parallel = Compiled(lambda key: (first if which(*key) else second).parallel[key])
 
 
 def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> Any:

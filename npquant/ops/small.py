@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, prod
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu.qparams import TOGETHER, few
+from npquant.cpu.reduce import NO_SUMS
 from npquant.cpu.target import GRAIN
 from npquant.dtypes import DType
 from npquant.layout import Granularity
@@ -101,7 +102,7 @@ def small(
         if given not in kinds:
             return None
         types = (code, code, code) if given[0] is float else (*given, code)
-        return run.checked[dtype, target, types, not masked]
+        return run.serial[dtype, target, types, not masked]
 
     entries = _Entries(find)
 
@@ -131,8 +132,9 @@ def small(
             v, w = y.ravel(), None if mask is None else mask.ravel()
         if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
-        args = 0, channels, inner, x, scale, zero_point, lo, hi, nan, v, w
-        return (y, mask) if entry(n, channels, least, most, args) else None
+        done = entry(0, n, channels, least, most, 0, channels, inner, x, scale, zero_point, lo, hi,
+                     nan, v, w)  # fmt: skip
+        return (y, mask) if done else None
 
     return call
 
@@ -152,18 +154,15 @@ def small_backward(
     found = getattr(cpu, kernel).small(granularity, n, code) if kind is np.ndarray else None
     if found is None:
         return not_small
-    compiled, (tasks, *cut) = found
-    block, channels, inner, count = cut
+    run, (tasks, block, channels, inner, count) = found
     (lo, hi, factor), flat, empty = map(float, constants), len(shape) == 1, np.empty
 
-    entries = _Entries(lambda given: compiled[dtype, *given, code] if given in LEARNED else None)
+    entries = _Entries(lambda given: run.serial[dtype, *given, code] if given in LEARNED else None)
 
     def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
-        if not (x.flags.carray and _plain(scale, zero_point, shapes)):
+        if not (x.flags.carray and type(grad) is np.ndarray and grad.flags.carray):
             return None
-        if type(grad) is not np.ndarray:
-            return None
-        if not (grad.dtype == dtype and grad.shape == shape and grad.flags.carray):
+        if grad.dtype != dtype or grad.shape != shape or not _plain(scale, zero_point, shapes):
             return None
         entry = entries[scale.dtype, zero_point.dtype]
         if entry is None:
@@ -176,8 +175,9 @@ def small_backward(
         if scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
             slope, shift = slope.ravel(), shift.ravel()
-        args = block, channels, inner, count, grad, x, scale, zero_point, lo, hi, factor, y
-        return results if entry(tasks, -inf, inf, args, slope, shift) else None
+        done = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
+                     lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
+        return results if done else None
 
     return call
 
@@ -255,7 +255,9 @@ def small_step(
     ) -> tuple[Array, Any] | None:
         if not (x.flags.carray and _plain(low, high, shapes) and _plain(scale, zero_point, shapes)):
             return None
-        if not low.dtype is high.dtype is scale.dtype is dtypes.float32:
+        if not (low.dtype is high.dtype is scale.dtype is dtypes.float32):
+            return None
+        if low.shape != scale.shape:  # so that all have one axis, or none
             return None
         entry = entries[zero_point.dtype]
         if entry is None:
