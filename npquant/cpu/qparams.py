@@ -19,6 +19,7 @@ from npquant.cpu.target import (
     Kernel,
     Types,
     array_type,
+    called,
     compiled,
     renamed,
     usual,
@@ -86,7 +87,7 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     return least, greatest
 
 
-@register_jitable
+@called
 def _any_reversed(least: Any, greatest: Any) -> Any:
     bad = 0
     for i in range(least.size):
@@ -112,7 +113,7 @@ class Choose:
                 scale[c] = like(chosen[0], s)
                 zero_point[c] = like(chosen[1], z)
 
-        choose = register_jitable(channels)
+        choose = called(channels)
 
         def in_order(
             least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,

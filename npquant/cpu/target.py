@@ -93,11 +93,15 @@ class Compiled(dict[Any, Any]):
         return _once(self, key, self._compile)
 
 
+#: For functions that kernels call, and nobody else: no C wrapper is compiled.
+called = register_jitable(no_cfunc_wrapper=True)
+
+
 def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
     return types.Array(TYPES[dtype], ndim, "C")
 
 
-@register_jitable
+@called
 def usual(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
     """Whether `n` scales are positive and finite, and as many zero points within least..most."""
     bad = 0
@@ -134,7 +138,7 @@ class Kernel:
     ) -> None:
         self.name, self.work, self._signature = name, work, signature
         self._segment = renamed(segment, name)
-        run = register_jitable(segment)
+        run = called(segment)
 
         def parallel(n: int, grain: int, args: tuple[Any, ...]) -> None:
             for t in prange((n + grain - 1) // grain):
