@@ -78,6 +78,9 @@ def test_numbers_beyond_floats():
     for wrong in (10**400, -(10**400), 8):
         with pytest.raises(ValueError, match="zero_point must lie within"):
             nq.adaround_soft(x, x, 0.5, wrong, -8, 7)
+    for where in ({"axis": 0}, {"group_size": 2}):
+        with pytest.raises(ValueError, match="must have the shape"):
+            nq.adaround_soft(x, x, 0.5, 0, -8, 7, **where)
     for scale in (0.0, -1.0, 1e-60, 1e60, float("nan")):
         with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
             nq.adaround_soft(x, x, scale, 0, -8, 7)

@@ -128,10 +128,13 @@ class Elementwise:
                 c = c + 1 if c + 1 < channels else 0
 
         def periods(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, repeats: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
-            """The channels are repeated so often; then come as many others."""
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
+            nan: Any, y: Any, mask: Any,
+        ) -> Any:  # fmt: skip
+            """As `runs`; the channels are repeated so often, then come as many others."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             constants = lo, hi, nan
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -160,6 +163,7 @@ class Elementwise:
                                     store(y, base + k, value)
                                     store(mask, base + k, inside)
                 begin = last
+            return True
 
         run, repeat = register_jitable(runs), register_jitable(periods)
 
@@ -186,14 +190,14 @@ class Elementwise:
                 m = min(strided.PIECE, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
                 v, w = strided.part(y, first, m), strided.part(mask, first, m)
-                repeat(0, m, first, channels, inner, repeats, u, scale, zero_point, lo, hi, nan, v,
-                       w)  # fmt: skip
+                repeat(0, m, 0, 0.0, 0.0, first, channels, inner, repeats, u, scale, zero_point, lo,
+                       hi, nan, v, w)  # fmt: skip
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
-        self._runs = Kernel(runs, f"{name}_runs", _looking, work)
+        self._runs = Kernel(runs, f"{name}_runs", _looking(_signature), work)
         self._blocks = Kernel(blocks, f"{name}_blocks", _signature, work)
-        self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
+        self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
         self._periods_apart = Kernel(
             periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
@@ -247,13 +251,22 @@ class Elementwise:
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
-    def small(self, granularity: Granularity, n: int, code: str) -> Kernel | None:
-        """`runs`, if its serial form is what does contiguous arrays of `n` elements in one call."""
+    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int] | None:
+        """What does contiguous arrays of `n` elements in one call, and the repeats of `periods`.
+
+        That is a serial form, which looks at the qparams first.
+        """
         if code == "wide" and self._wide is not None:
             return self._wide.small(granularity, n, code)
-        inner = granularity.inner or n
-        few = n * self._work < PARALLEL_FROM and (inner >= SHORT or n <= LEAST_PERIOD)
-        return self._runs if few else None
+        channels, inner, _ = granularity
+        inner = inner or n
+        # From so many on, what `blocks` spares is more than a look and a call.
+        blocks = n > 1 << 15 and inner < 4 * BLOCK and inner % BLOCK == 0
+        if blocks or n * self._work >= PARALLEL_FROM:
+            return None
+        if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
+            return self._periods, -(-n // (channels * inner))
+        return self._runs, 0
 
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
@@ -276,7 +289,7 @@ class Elementwise:
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
             elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
                 kernel, items, grain = self._blocks, n // inner, GRAIN // inner
-        look = _NO_LOOK if kernel is self._runs else ()
+        look = _NO_LOOK if kernel in (self._runs, self._periods) else ()
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
@@ -329,7 +342,7 @@ class Guessed(Elementwise):
                 begin += m
             return True
 
-        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking)
+        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking(_signature))
         self._runs = Either(_guessable, kernel, self._runs)
 
 
@@ -366,8 +379,10 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
     )  # fmt: skip
 
 
-def _looking(*key: Any) -> Types:
-    return types.intp, types.float64, types.float64, *_signature(*key)
+def _looking(signature: Callable[..., Types]) -> Callable[..., Types]:
+    """The types of a kernel that looks at qparams first."""
+    look = types.intp, types.float64, types.float64
+    return lambda *key: look + signature(*key)
 
 
 def _periods_signature(*key: Any) -> Types:

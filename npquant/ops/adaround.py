@@ -661,12 +661,13 @@ def _plan(
     constants = lo, hi, min(max(0, lo), hi)
     granularity, shapes = _granularity(shape, axis, group_size)
     computed, _ = _COMPUTED[dtype]
+    kinds = () if computed == dtypes.float64 else _CODES
+    kinds = kinds if shapes else kinds + NUMBERS
     backward = kernel == "adaround_soft_backward"
     at_once = small(
         kernel, kind, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
         constants, name, computed if backward else target or dtype,
-        NUMBERS if computed == dtypes.float64 else (*_CODES, *NUMBERS), (lo, hi),
-        _GRADIENT if backward else _ALL, place=int(backward),
+        kinds, (lo, hi), _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
     return granularity, shapes, constants, (name, name, name), at_once
 

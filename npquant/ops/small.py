@@ -88,9 +88,10 @@ def small(
     `names` are those of the others, which may not, and of the qparams.
     """
     n = prod(shape)
-    run = getattr(cpu, kernel).__self__.small(granularity, n, code) if kind is np.ndarray else None
-    if run is None:
+    found = kind is np.ndarray and getattr(cpu, kernel).__self__.small(granularity, n, code)
+    if not found:
         return not_small
+    run, repeats = found
     flat, several, empty = len(shape) == 1, type(dtype) is tuple, np.empty
     channels, inner, _ = granularity
     inner = inner or n
@@ -132,8 +133,12 @@ def small(
             v, w = y.ravel(), None if mask is None else mask.ravel()
         if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
-        done = entry(0, n, channels, least, most, 0, channels, inner, x, scale, zero_point, lo, hi,
-                     nan, v, w)  # fmt: skip
+        if repeats:
+            done = entry(0, n, channels, least, most, 0, channels, inner, repeats, x, scale,
+                         zero_point, lo, hi, nan, v, w)  # fmt: skip
+        else:
+            done = entry(0, n, channels, least, most, 0, channels, inner, x, scale, zero_point, lo,
+                         hi, nan, v, w)  # fmt: skip
         return (y, mask) if done else None
 
     return call
