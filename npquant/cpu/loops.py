@@ -36,6 +36,8 @@ SHORT = 16
 #: a line of the cache.
 BLOCK, LONG = 32, 512
 _OF_BLOCKS = np.uintp(2**64 - BLOCK)
+#: With more elements than this, what `blocks` spares runs of BLOCK is more than another call.
+FEW = 1 << 16
 #: A shorter period than this is repeated up to it.
 LEAST_PERIOD = 256
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
@@ -228,7 +230,7 @@ class Elementwise:
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if inner >= SHORT or n <= LEAST_PERIOD:
+            if (inner >= SHORT or n <= LEAST_PERIOD) and (n <= FEW or inner != BLOCK):
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
@@ -260,9 +262,7 @@ class Elementwise:
             return self._wide.small(granularity, n, code)
         channels, inner, _ = granularity
         inner = inner or n
-        # From so many on, what `blocks` spares is more than a look and a call.
-        blocks = n > 1 << 15 and inner < 4 * BLOCK and inner % BLOCK == 0
-        if blocks or n * self._work >= PARALLEL_FROM:
+        if n * self._work >= PARALLEL_FROM or (n > FEW and inner == BLOCK):
             return None
         if inner < SHORT and n > LEAST_PERIOD and _periodic(channels, inner, n):
             return self._periods, -(-n // (channels * inner))
