@@ -73,6 +73,29 @@ def test_state_without_axes(name):
         assert_same(tuple(a.reshape(b.shape) for a, b in zip(got, wanted, strict=True)), wanted)
 
 
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (300, 3)], ids=str)
+def test_qparams_that_become_wrong(shape, writeable):
+    """Both ways look at every value in every call, also of channels side by side."""
+    x = np.ones(shape, np.float32)
+    x.flags.writeable = writeable
+    for axis in range(2):
+        n = shape[axis]
+        scale, zero_point, out = np.ones(n, np.float32), np.zeros(n, np.int32), np.zeros_like(x)
+        args = x, scale, zero_point, axis, -8, 7
+        nq.fake_quantize_per_channel_affine(*args)
+        for wrong in (-9, 8):
+            zero_point[n - 1] = wrong
+            with pytest.raises(ValueError, match=f"zero_point must be within -8..7, got {wrong}"):
+                nq.fake_quantize_per_channel_affine(*args, out=out)
+        zero_point[n - 1] = 7
+        for wrong in (np.nan, np.inf, 0, -1):
+            scale[n - 1] = wrong
+            with pytest.raises(ValueError, match="scale must be positive and finite"):
+                nq.fake_quantize_per_channel_affine(*args, out=out)
+        assert not out.any()
+
+
 def test_numbers_beyond_floats():
     x = np.ones(4, np.float32)
     for wrong in (10**400, -(10**400), 8):
