@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npquant import backend, checks
-from npquant.arithmetic import copy, full_like, is_array, kind
+from npquant.arithmetic import copy, full_like, is_array
 from npquant.dtypes import float32, float64
 from npquant.errors import show
 from npquant.state import remade, seen, takes_state
@@ -74,7 +74,7 @@ class _Optimizer:
         for i, gradient in enumerate(given):
             if gradient is not None:
                 value = self._value(i)
-                if any(kind(a) != (value.shape, value.dtype) for a in self._buffers(i)):
+                if not self._fits(self._state[i], value):
                     raise ValueError(
                         f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
                     )
@@ -89,6 +89,8 @@ class _Optimizer:
         """The array of a parameter, fit to be updated."""
         name = f"parameters[{i}]"
         given = self.parameters[i]
+        if type(given) is np.ndarray and given.dtype in _PRECISIONS and given.flags.carray:
+            return given
         value = given if is_array(given) else getattr(given, "value", None)
         if not is_array(value):
             raise TypeError(
@@ -101,8 +103,14 @@ class _Optimizer:
             checks.writeable(found, name)
         return found
 
-    def _buffers(self, i: int) -> list[Array]:
-        return [self._state[i][name] for name in self._arrays if name in self._state[i]]
+    def _fits(self, state: dict[str, Any], value: Array) -> bool:
+        """Whether the arrays of a state have the shape and the dtype of their parameter."""
+        for name in self._arrays:
+            a = state.get(name, value)
+            a = a if type(a) is np.ndarray else checks.array(a, name)
+            if a.shape != value.shape or a.dtype != value.dtype:
+                return False
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the options, as copies.

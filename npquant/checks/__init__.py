@@ -62,6 +62,8 @@ from npquant.checks.numbers import (
 )
 from npquant.checks.qparams import (
     CODES,
+    MOST,
+    SMALL_ZERO_POINT,
     all_finite,
     any_on_device,
     cast,
@@ -87,6 +89,8 @@ from npquant.dtypes import EXACT32, affine_precision, precision
 __all__ = [
     "CODES",
     "EXACT32",
+    "MOST",
+    "SMALL_ZERO_POINT",
     "Array",
     "Shapes",
     "affine",

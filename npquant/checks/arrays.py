@@ -142,11 +142,9 @@ def output(
             return np.empty(x.shape, dtype)
         # As x lies in memory, if it has no gaps: so does PyTorch.
         return np.empty(x.shape, dtype) if memory_order(x) is None else np.empty_like(x, dtype)
-    if type(x) is ArraySpec and out is None:
-        return ArraySpec(x.shape, dtype)
     shape = x.shape
     if out is None:
-        return x.new_alike(dtype).owner
+        return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new_alike(dtype).owner
     y = place(out, "out")
     if y.dtype != dtype:
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
@@ -155,10 +153,11 @@ def output(
     together(x, y, "out")
     if type(y) is np.ndarray:
         writeable(y, "out")
-        if not _same_elements(x, y):
-            _apart(x, y, "input itself or not overlap it")
-        for name, other in zip(names, others, strict=True):
-            _apart(other, y, f"apart from {name}")
+        if y is not x and _share_memory(x, y) and not _same_elements(x, y):
+            raise ValueError("out must be input itself or not overlap it, got an overlapping array")
+        for i, other in enumerate(others):
+            if isinstance(other, np.ndarray) and _share_memory(other, y):
+                raise ValueError(f"out must be apart from {names[i]}, got an overlapping array")
     elif type(y) is not ArraySpec:
         _apart_on_device(x, y, zip(names, others, strict=True))
     return out  # itself, though it be a memory map
@@ -271,9 +270,8 @@ def flat(x: Array) -> Array:
 
 
 def _same_elements(x: Any, y: Any) -> bool:
-    return (
-        isinstance(x, np.ndarray)
-        and x.strides == y.strides
+    return bool(
+        x.strides == y.strides
         and x.itemsize == y.itemsize
         and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )
@@ -291,13 +289,11 @@ def _apart_on_device(x: Array, y: Array, others: Iterable[tuple[str, Array]]) ->
             raise ValueError(f"out must be apart from {name}, got an overlapping array")
 
 
-def _apart(x: Any, y: Any, wanted: str) -> None:
-    """Refuse an output that shares memory with an input."""
-    if not isinstance(x, np.ndarray) or not np.may_share_memory(x, y):
-        return
+def _share_memory(x: Any, y: Any) -> bool:
+    """Whether an element of one lies in the memory of the other; yes where that is hard to say."""
+    if not np.may_share_memory(x, y):
+        return False
     try:
-        overlap = np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
-        overlap = True
-    if overlap:
-        raise ValueError(f"out must be {wanted}, got an overlapping array")
+        return True

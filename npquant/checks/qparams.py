@@ -90,7 +90,7 @@ def usual(
         ):
             if len(shape) != 1:
                 scale, zero_point = scale.ravel(), zero_point.ravel()
-            if look(scale, zero_point, lo, hi):
+            if look(scale.size, scale, zero_point, lo, hi):
                 return scale, zero_point
     return None
 
@@ -109,7 +109,7 @@ def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array)
     s = parameters(value, name, shapes, x)
     if s.dtype in INTEGERS:
         s = cast(s, dtypes.float32)
-    in_range(s, name, 5e-324, _MOST, "positive and finite")
+    in_range(s, name, 5e-324, MOST, "positive and finite")
     return s
 
 
@@ -142,7 +142,7 @@ def kept_qparams(
     scales_: Any, zero_points_: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """Scales and zero points that are used in their own precision."""
-    found = usual(scales_, zero_points_, shapes, KEPT, -_MOST, _MOST, x)
+    found = usual(scales_, zero_points_, shapes, KEPT, -MOST, MOST, x)
     if found is not None:
         return found
     s = scales(scales_, "scales", shapes, x)
@@ -195,7 +195,7 @@ def learned_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, flo
 
 def all_finite(p: Array, name: str) -> None:
     """Fractional zero points."""
-    in_range(p, name, -_MOST, _MOST, "finite")
+    in_range(p, name, -MOST, MOST, "finite")
 
 
 def int32s(p: Array, name: str) -> Array:
@@ -224,7 +224,7 @@ def learned(value: Any, name: str) -> Array:
 
 _INT32 = np.dtype(np.int32)
 _FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
-_MOST = 1.7976931348623157e308  # of float64
+MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
 #: What holds the greatest of every dtype but float64.

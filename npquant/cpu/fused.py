@@ -56,7 +56,7 @@ class Fused:
                 store(mask, k, inside)
             return True
 
-        self._whole = compiled(whole, lambda key: _signature(*key))
+        self.whole = compiled(whole, lambda key: _signature(*key))
         self._observe, self._choose = observe, choose
 
     def __call__(
@@ -67,7 +67,7 @@ class Fused:
         """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
         code = precision[2]
         if x.size <= TOGETHER and code != "wide" and x.flags.carray and y.flags.carray:
-            run = self._whole[x.dtype, zero_point.dtype, code, mask is None]
+            run = self.whole[x.dtype, zero_point.dtype, code, mask is None]
             lo, hi = bounds
             u, v, w = x, y, mask
             if x.ndim != 1:
@@ -79,6 +79,13 @@ class Fused:
                           zero_point)  # fmt: skip
         else:
             self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
+        self.quantize(x, bounds, scale, zero_point, precision, y, mask)
+
+    def quantize(
+        self, x: Array, bounds: tuple[int, int], scale: Array, zero_point: Array,
+        precision: tuple[str, str, str], y: Array, mask: Array | None,
+    ) -> None:  # fmt: skip
+        """What is left to do once there are qparams."""
         z = int(zero_point.item())
         if z > EXACT32 or z < -EXACT32:
             precision = affine_precision(x.dtype, *bounds, z)

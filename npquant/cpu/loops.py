@@ -21,7 +21,7 @@ from numba.extending import register_jitable
 from npquant.cpu import strided, table
 from npquant.cpu.memory import to_line
 from npquant.cpu.steps import STRIP, in_steps
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
 from npquant.formulas.quantize import SURE
@@ -41,6 +41,8 @@ BLOCK, LONG = 16, 512
 _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
 #: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
 FEW, LEAST_PERIOD = 256, 512
+#: With more elements than this, what `blocks` spares short runs is more than another call.
+MANY = 1 << 16
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
 #: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
 #: which no cache holds, whole rows are: to read it in order matters more.
@@ -48,6 +50,9 @@ NEAR, AT_ONCE, FAR = 2048, 32, 1 << 22
 
 #: Codes of one byte.
 CODES = 256
+
+#: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
+_NO_LOOK = 0, 0.0, 0.0
 
 #: The types of numbers among the qparams and of constants.
 NUMBERS: dict[str, Any] = {
@@ -88,11 +93,15 @@ class Elementwise:
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         def runs(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
+            """Whether the first `look` qparams are `usual`; only then anything is written."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             if begin == end:  # of nothing there may be no channels to divide by
-                return
+                return True
             constants = lo, hi, nan
             row = (first + begin) // inner
             skip = (first + begin) - row * inner
@@ -113,12 +122,16 @@ class Elementwise:
                 if skip == inner:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
+            return True
 
         def strips(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
             """As `runs`, in steps."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
@@ -129,6 +142,7 @@ class Elementwise:
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 strip(x, base, m, (), (p, constants), lo, y, base)
                 begin += m
+            return True
 
         def whole(bits: int) -> Callable[..., None]:
             """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
@@ -154,10 +168,13 @@ class Elementwise:
             return blocks
 
         def periods(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, repeats: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
-            """The channels are repeated so often; then come as many others."""
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
+            nan: Any, y: Any, mask: Any,
+        ) -> Any:  # fmt: skip
+            """As `runs`; the channels are repeated so often, then come as many others."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             constants = lo, hi, nan
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -187,6 +204,7 @@ class Elementwise:
                                     store(y, base + k, value)
                                     store(mask, base + k, inside)
                 begin = last
+            return True
 
         if steps:
             strip, runs = in_steps(*steps), strips
@@ -202,7 +220,8 @@ class Elementwise:
                 m = min(strided.PIECE, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
                 v, w = strided.part(y, first, m), strided.part(mask, first, m)
-                run(0, m, first, channels, inner, u, scale, zero_point, lo, hi, nan, v, w)
+                run(0, m, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
+                    w)  # fmt: skip
 
         def periods_apart(
             begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
@@ -214,17 +233,17 @@ class Elementwise:
                 m = min(strided.PIECE, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
                 v, w = strided.part(y, first, m), strided.part(mask, first, m)
-                repeat(0, m, first, channels, inner, repeats, u, scale, zero_point, lo, hi, nan, v,
-                       w)  # fmt: skip
+                repeat(0, m, 0, 0.0, 0.0, first, channels, inner, repeats, u, scale, zero_point, lo,
+                       hi, nan, v, w)  # fmt: skip
 
         name = f"{parameters.__name__}_{element.__name__}"
         self._wide, self._work = wide, work
-        self._runs = Kernel(runs, f"{name}_runs", _signature, work)
+        self._runs = Kernel(runs, f"{name}_runs", _looking(_signature), work)
         self._blocks = {
             bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _signature, work)
             for bits in (_OF_BLOCKS, *_LENGTHS)
         }
-        self._periods = Kernel(periods, f"{name}_periods", _periods_signature, work)
+        self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
         self._periods_apart = Kernel(
             periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
@@ -255,14 +274,15 @@ class Elementwise:
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if inner >= SHORT or n <= FEW:
+            if (inner >= SHORT or n <= FEW) and (n <= MANY or inner not in _LENGTHS):
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
                     if x.ndim != 1:
                         x, y = x.ravel(), y.ravel()
                         mask = None if mask is None else mask.ravel()
-                    entry(0, n, 0, channels, inner, x, scale, zero_point, lo, hi, nan, y, mask)
+                    entry(0, n, 0, 0.0, 0.0, 0, channels, inner, x, scale, zero_point, lo, hi, nan,
+                          y, mask)  # fmt: skip
                     return
         if precision[2] == "wide" and self._wide is not None:
             self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask)
@@ -276,6 +296,21 @@ class Elementwise:
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
+
+    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int] | None:
+        """What does contiguous arrays of `n` elements in one call, and the repeats of `periods`.
+
+        That is a serial form, which looks at the qparams first.
+        """
+        if code == "wide" and self._wide is not None:
+            return self._wide.small(granularity, n, code)
+        channels, inner, _ = granularity
+        inner = inner or n
+        if n * self._work >= PARALLEL_FROM or (n > MANY and inner in _LENGTHS):
+            return None
+        if inner < SHORT and n > FEW and _periodic(channels, inner, n):
+            return self._periods, -(-n // (channels * inner))
+        return self._runs, 0
 
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
@@ -299,7 +334,8 @@ class Elementwise:
             elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
                 kernel = self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
                 items, grain = n // inner, GRAIN // inner
-        args = (*cut, x, scale, zero_point, *constants, y, mask)
+        look = _NO_LOOK if kernel in (self._runs, self._periods) else ()
+        args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
@@ -323,10 +359,13 @@ class Guessed(Elementwise):
         super().__init__(parameters, element)
 
         def guesses(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
@@ -347,8 +386,9 @@ class Guessed(Elementwise):
                             code, _ = element(x[base + k], rule, constants, y)
                             store(y, base + k, code)
                     begin += m
+            return True
 
-        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _signature)
+        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking(_signature))
         self._runs = Either(_guessable, kernel, self._runs)
 
 
@@ -380,10 +420,13 @@ class Tried(Elementwise):
         super().__init__(parameters, element)
 
         def tried(
-            begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
             """As `runs`; one of which float32 gets a code wrong is done by the rule."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
             constants = lo, hi, nan
             while begin < end:
                 row = (first + begin) // inner
@@ -407,8 +450,9 @@ class Tried(Elementwise):
                         value, _ = quick(x[base + k], p, constants, y)
                         store(y, base + k, value)
                 begin += m
+            return True
 
-        kernel = Kernel(tried, f"{split.__name__}_{quick.__name__}", _signature)
+        kernel = Kernel(tried, f"{split.__name__}_{quick.__name__}", _looking(_signature))
         self._runs = Either(_triable, kernel, self._runs)
 
 
@@ -427,19 +471,6 @@ class ElementwiseOfSeveral(Elementwise):
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
-        n = y.size
-        if n * self._work < PARALLEL_FROM and y.flags.carray and all(map(_is_carray, inputs)):
-            channels, inner, _ = granularity
-            inner = inner or n
-            if inner >= SHORT or n <= FEW:
-                arrays = type(scale) is np.ndarray
-                types_ = (scale.dtype, zero_point.dtype, precision[2]) if arrays else precision
-                entry = self._runs.serial[tuple(map(_dtype_of, inputs)), y.dtype, types_, True]
-                if y.ndim != 1:
-                    inputs, y = tuple(map(np.ndarray.ravel, inputs)), y.ravel()
-                lo, hi, nan = constants
-                entry(0, n, 0, channels, inner, inputs, scale, zero_point, lo, hi, nan, y, None)
-                return
         for piece, (*x, v), (s, z) in pieces(granularity, inputs, (y,), (scale, zero_point)):
             self._flat(piece, tuple(x), s, z, constants, precision, v)
 
@@ -455,6 +486,12 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
         types.intp, types.intp, types.intp, data, scale, zero_point,
         code, code, code, array_type(y), mask,
     )  # fmt: skip
+
+
+def _looking(signature: Callable[..., Types]) -> Callable[..., Types]:
+    """The types of a kernel that looks at qparams first."""
+    look = types.intp, types.float64, types.float64
+    return lambda *key: look + signature(*key)
 
 
 def _periods_signature(*key: Any) -> Types:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numba import types
 
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import Kernel, Types, array_type
+from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type
 from npquant.cpu.walk import pieces, plain
 from npquant.formulas import optim as f
 from npquant.layout import PER_TENSOR
 
 Array = np.ndarray[Any, Any]
+_is_carray = attrgetter("flags.carray")
 
 
 class Update:
@@ -39,6 +41,10 @@ class Update:
         if n == 0:
             return
         key = (gradient.dtype, len(numbers), len(arrays))
+        if n < PARALLEL_FROM and all(map(_is_carray, (gradient, *arrays))):
+            entry = self._kernel.serial[key]
+            entry(0, n, numbers, *map(np.ndarray.ravel, (gradient, *arrays)))
+            return
         if plain(gradient) and all(map(plain, arrays)):
             flat = [a.reshape(n) for a in (gradient, *arrays)]
             self._kernel(n, n, (numbers, *flat), key)

@@ -13,7 +13,17 @@ from numba.extending import register_jitable
 from npquant.cpu import reduce
 from npquant.cpu.reduce import extremes, minmax_finite
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import GRAIN, Compiled, Kernel, Types, array_type, compiled
+from npquant.cpu.target import (
+    GRAIN,
+    Compiled,
+    Kernel,
+    Types,
+    array_type,
+    called,
+    compiled,
+    renamed,
+    usual,
+)
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
 from npquant.primitives import bits, item, key, like, widen
@@ -59,18 +69,34 @@ def _ranges_signature(dtype: Any) -> Types:
 _small_ranges = Kernel(_ranges, "ranges", _ranges_signature)
 
 
+def few(granularity: Granularity, n: int) -> bool:
+    """Whether one call that goes from channel to channel is best for contiguous `n` elements."""
+    channels, inner, _ = granularity
+    return 0 < n <= ALWAYS or (0 < n <= TOGETHER and _together(channels, inner))
+
+
 def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     """The least and the greatest element of each channel; of small arrays in one compiled call."""
     channels, inner, _ = granularity
-    n = x.size
-    few = 0 < n <= ALWAYS or (0 < n <= TOGETHER and _together(channels, inner))
-    if not (few and x.flags.carray):
+    if not (few(granularity, x.size) and x.flags.carray):
         return reduce.minmax(granularity, x)
     dtype = x.dtype
     least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
     x = x if x.ndim == 1 else x.ravel()
     _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
     return least, greatest
+
+
+@called
+def _any_reversed(least: Any, greatest: Any) -> Any:
+    bad = 0
+    for i in range(least.size):
+        bad |= widen(least[i]) > widen(greatest[i])
+    return bad
+
+
+#: ``any_reversed[dtype](least, greatest)``: whether a least value exceeds its greatest.
+any_reversed = compiled(_any_reversed, lambda dtype: (array_type(dtype), array_type(dtype)))
 
 
 class Choose:
@@ -87,7 +113,34 @@ class Choose:
                 scale[c] = like(chosen[0], s)
                 zero_point[c] = like(chosen[1], z)
 
-        self._kernel = Kernel(channels, formula.__name__, _signature)
+        choose = called(channels)
+
+        def in_order(
+            least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
+            zero_point: Any,
+        ) -> Any:  # fmt: skip
+            """The same, unless a least value exceeds its greatest; then nothing is written."""
+            if _any_reversed(least, greatest):
+                return False
+            choose(0, least.size, least, greatest, lo, hi, eps, middle, scale, zero_point)
+            return True
+
+        def of_data(
+            channels: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
+            zero_point: Any,
+        ) -> None:  # fmt: skip
+            """The same of data, of which there are `few`."""
+            s, z = item(scale), item(zero_point)
+            for c in range(channels):
+                least, greatest = range_of(x, c, channels, inner)
+                chosen = formula(least, greatest, lo, hi, eps, middle, s)
+                scale[c] = like(chosen[0], s)
+                zero_point[c] = like(chosen[1], z)
+
+        name = formula.__name__
+        self._kernel = Kernel(channels, name, _signature)
+        self.in_order = compiled(renamed(in_order, f"{name}_in_order"), lambda k: _signature(*k))
+        self.of_data = compiled(renamed(of_data, f"{name}_of_data"), _of_data_signature)
 
     def __call__(
         self, least: Array, greatest: Array, bounds: tuple[int, int], eps: float, middle: int,
@@ -110,6 +163,11 @@ def _signature(least: Any, precision: str, scale: Any, zero_point: Any) -> Types
     integer = types.int64
     return (bounds, bounds, integer, integer, eps, integer,
             array_type(scale), array_type(zero_point))  # fmt: skip
+
+
+def _of_data_signature(key: Any) -> Types:
+    x, _, *numbers = _signature(*key)
+    return types.intp, types.intp, x, *numbers
 
 
 choose_affine = Choose(f.affine_qparams)
@@ -187,9 +245,7 @@ class Observe:
     ) -> None:  # fmt: skip
         """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
         channels, inner, _ = granularity
-        n = x.size
-        few = n <= ALWAYS or (n <= TOGETHER and _together(channels, inner))
-        if few and x.flags.carray:
+        if few(granularity, x.size) and x.flags.carray:
             lo, hi = bounds
             x = x if x.ndim == 1 else x.ravel()
             run = self._kernel.serial[x.dtype, precision, scale.dtype, zero_point.dtype]
@@ -235,26 +291,18 @@ def _types(dtype: Any) -> Types:
 _call = compiled(_any_outside, _types)
 
 
-def _both_inside(s: Any, z: Any, lo: Any, hi: Any) -> Any:
-    good = True
-    for i in range(np.uintp(s.size)):
-        v, w = widen(s[i]), widen(z[i])
-        good &= (v > type(v)(0)) & (v < type(v)(np.inf)) & (w >= lo) & (w <= hi)
-    return good
-
-
 def _both_types(scale: Any, zero_point: Any) -> Types:
     return array_type(scale), array_type(zero_point), types.float64, types.float64
 
 
-_inside = compiled(_both_inside, lambda kinds: _both_types(*kinds))
+_inside = compiled(usual, lambda kinds: (types.intp, *_both_types(*kinds)))
 
 
 class Looks(Compiled):
     """What looks at scales and zero points of some pairs of dtypes; None for all others.
 
-    ``Looks(...)[s.dtype, z.dtype](s, z, lo, hi)`` tells whether all scales are positive and finite,
-    and all zero points within lo..hi.
+    ``Looks(...)[s.dtype, z.dtype](n, s, z, lo, hi)`` tells whether all `n` scales are positive and
+    finite, and all zero points within lo..hi.
     """
 
     def __init__(self, *kinds: tuple[Any, Any]) -> None:
@@ -263,17 +311,6 @@ class Looks(Compiled):
 
     def __missing__(self, key: Any) -> Any:
         return super().__missing__(key) if key in self._kinds else None
-
-
-def _any_reversed(least: Any, greatest: Any) -> Any:
-    bad = 0
-    for i in range(least.size):
-        bad |= widen(least[i]) > widen(greatest[i])
-    return bad
-
-
-#: ``any_reversed[dtype](least, greatest)``: whether a least value exceeds its greatest.
-any_reversed = compiled(_any_reversed, lambda dtype: (array_type(dtype), array_type(dtype)))
 
 
 @lru_cache(maxsize=256)

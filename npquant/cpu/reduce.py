@@ -29,7 +29,15 @@ from npquant.cpu.memory import fetch, local, to_line
 from npquant.cpu.steps import in_steps
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, VIEWS, gather, scatter
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type
+from npquant.cpu.target import (
+    GRAIN,
+    PARALLEL_FROM,
+    Kernel,
+    Types,
+    array_type,
+    called,
+    usual,
+)
 from npquant.cpu.walk import (
     as_they_lie,
     by_view,
@@ -78,6 +86,8 @@ _SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
 _OF_LANES = np.uintp(2**64 - LANES)
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
+#: What stands for gradients where sums of tiles are asked for, and the other way round.
+NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
 
 
 # --- minima and maxima ------------------------------------------------------------------------
@@ -349,11 +359,17 @@ class Gradients:
         # Lanes and terms lie on the stack: of any other array, the compiler would have to ask
         # whether the output overlaps it.
         def runs(
-            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (block of channels, tile): run after run, in the order of memory."""
+            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
+            sums: Any, grad_scale: Any, grad_zero_point: Any,
+        ) -> Any:  # fmt: skip
+            """Tasks (block of channels, tile): run after run, in the order of memory.
+
+            Whether the first `look` qparams are `usual`; only then anything is written. Sums of
+            tiles, unless there is room for the gradients themselves.
+            """
+            if not usual(look, scale, zero_point, -np.inf, np.inf):
+                return False
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -391,20 +407,22 @@ class Gradients:
                     row += 1
                     i = 0
                 for q in range(width):
-                    at_c, at_tile = np.uintp(c + q), np.uintp(tile)
-                    slope, shift = folded(lanes, q * 2 * LANES, terms)
-                    sums[0, at_c, at_tile], sums[1, at_c, at_tile] = slope, shift
+                    found = folded(lanes, q * 2 * LANES, terms)
+                    _give(found, c + q, tile, sums, grad_scale, grad_zero_point)
+            return True
 
         def beside(
-            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
+            sums: Any, grad_scale: Any, grad_zero_point: Any,
+        ) -> Any:  # fmt: skip
             """Tasks (outer, tile) where `inner` divides LANES: row after row, all channels at once.
 
             So a term's place in LANES // inner rows is its lane of its channel. Strips and lanes
             begin where lines of the cache do: the terms and lanes before that come last.
             """
+            if not usual(look, scale, zero_point, -np.inf, np.inf):
+                return False
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -446,15 +464,20 @@ class Gradients:
                     for k in range(start, start + head):
                         lanes[k] = lanes[k + period]
                     _fold(lanes, start, channels, inner)
-                    for k in range(channels):
-                        sums[s, c + k, tile] = lanes[start + k * inner]
+                for k in range(channels):
+                    at = SPARE - head + k * inner
+                    found = lanes[at], lanes[at + apart]
+                    _give(found, c + k, tile, sums, grad_scale, grad_zero_point)
+            return True
 
         def parts(
-            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
+            sums: Any, grad_scale: Any, grad_zero_point: Any,
+        ) -> Any:  # fmt: skip
             """Tasks (outer, block of channels, tile), where these are more: lane after lane."""
+            if not usual(look, scale, zero_point, -np.inf, np.inf):
+                return False
             constants = lo, hi, factor
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
@@ -487,17 +510,20 @@ class Gradients:
                             terms[0][np.uintp(line) + k] = terms[1][np.uintp(line) + k] = 0
                         add_columns(lanes, lane * line, LANES * width, n, terms, n)
                 for s in range(2):
-                    at = s * LANES * width
-                    _fold(lanes, at, width, inner)
-                    for k in range(width):
-                        sums[s, lowest + c + k, tile] = lanes[at + k * inner]
+                    _fold(lanes, s * LANES * width, width, inner)
+                for k in range(width):
+                    found = lanes[k * inner], lanes[LANES * width + k * inner]
+                    _give(found, lowest + c + k, tile, sums, grad_scale, grad_zero_point)
+            return True
 
         def short(
-            begin: Any, end: Any, block: Any, channels: Any, inner: Any, count: Any, g: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
-        ) -> None:  # fmt: skip
+            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
+            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
+            sums: Any, grad_scale: Any, grad_zero_point: Any,
+        ) -> Any:  # fmt: skip
             """Tasks (TOGETHER channels) of one run each, of some LANES, whose terms all wait."""
+            if not usual(look, scale, zero_point, -np.inf, np.inf):
+                return False
             constants = lo, hi, factor
             found = local(_SUMS_TOGETHER, 0.0)
             terms = local(_TERMS_TOGETHER, factor), local(_TERMS_TOGETHER, factor)
@@ -515,16 +541,17 @@ class Gradients:
                         store(y, base + k, masked(v, inside))
                         terms[0][term + k], terms[1][term + k] = slope, shift
                 sums_together(found, terms, inner)
-                for s in range(2):
-                    for r in range(width):
-                        sums[s, c + r, 0] = found[s * TOGETHER + r]
+                for r in range(width):
+                    both = found[r], found[TOGETHER + r]
+                    _give(both, c + r, 0, sums, grad_scale, grad_zero_point)
+            return True
 
-        run = register_jitable(runs)
+        run = called(runs)
 
         def apart(
             begin: Any, end: Any, views: Any, some: Any, length: Any, channels: Any, count: Any,
             g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any,
+            y: Any, sums: Any, grad_scale: Any, grad_zero_point: Any,
         ) -> None:  # fmt: skip
             """Tasks (some channels, some tiles): `runs`, of data that are not flat."""
             u, v = np.empty(some * length, g.dtype), np.empty(some * length, x.dtype)
@@ -538,9 +565,10 @@ class Gradients:
                 gather(x, views[1], first, n, v, 0)
                 block = min(BLOCK, rows, max(1, GRAIN // m)) if m < TILE else 1
                 tiles = (m + TILE - 1) // TILE
-                run(0, (rows + block - 1) // block * tiles, block, rows, m, m, u, v,
+                run(0, (rows + block - 1) // block * tiles, 0, block, rows, m, m, u, v,
                     scale[c:stop], zero_point[c:stop], lo, hi, factor, w,
-                    sums[:, c:stop, e // TILE : e // TILE + tiles])  # fmt: skip
+                    sums[:, c:stop, e // TILE : e // TILE + tiles],
+                    grad_scale, grad_zero_point)  # fmt: skip
                 scatter(y, views[2], first, n, w, 0)
 
         name = f"{parameters.__name__}_{element.__name__}"
@@ -549,6 +577,18 @@ class Gradients:
         self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
         self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
         self._short = Kernel(short, f"{name}_short", _gradients_signature, 4)
+
+    def small(
+        self, granularity: Granularity, n: int, code: str
+    ) -> tuple[Kernel, tuple[int, int, int, int, int]] | None:
+        """The kernel that does contiguous arrays of `n` elements in one call: its tasks and cut."""
+        if code != "float32" and self._wide is not None:
+            return self._wide.small(granularity, n, code)
+        channels, inner, _ = granularity
+        if not 0 < n * self._runs.work < PARALLEL_FROM or n > channels * TILE:
+            return None
+        kernel, block, inner = self._cut(channels, inner, n // channels)
+        return kernel, (-(-channels // block), block, channels, inner, n // channels)
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -602,7 +642,7 @@ class Gradients:
             lines = n // count  # each is a channel, or some tiles of one
             qparams = (np.repeat(a, lines // channels) for a in (scale, zero_point))
             args = (views, rows, length, lines, count, u, v, *qparams, *constants, w,
-                    sums.reshape(2, lines, -1))  # fmt: skip
+                    sums.reshape(2, lines, -1), *NO_ROOM)  # fmt: skip
             key = (x.dtype, scale.dtype, zero_point.dtype, code)
             self._apart(-(-lines // rows) * -(-count // length), n, args, key)
         else:
@@ -641,22 +681,37 @@ class Gradients:
         n = x.size
         outer = sums.shape[1] // channels
         count = n // sums.shape[1]
-        if channels == 1:
-            inner = n
-        kernel, block = self._runs, 1  # a run that fills a tile is read on by itself
-        if inner < count and LANES % inner == 0:
-            kernel, block = self._beside, channels
-            if channels > BLOCK or channels * inner > LINE:
-                some = -(-channels // min(PART, LINE // inner))
-                kernel, block = self._parts, -(-channels // (some * LANES)) * LANES
-        elif inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
-            kernel, block = self._short, TOGETHER
-        elif inner < TILE:  # neighbours are read on to
-            block = min(BLOCK, channels, max(1, GRAIN // inner))
-        args = (block, channels, inner, count, grad, x, scale, zero_point, *constants, y,
-                sums)  # fmt: skip
+        kernel, block, inner = self._cut(channels, inner, count)
+        args = (0, block, channels, inner, count, grad, x, scale, zero_point, *constants, y, sums,
+                *NO_ROOM)  # fmt: skip
         key = (x.dtype, scale.dtype, zero_point.dtype, code)
         kernel(outer * -(-channels // block) * sums.shape[2], n, args, key)
+
+    def _cut(self, channels: int, inner: int, count: int) -> tuple[Kernel, int, int]:
+        """The loop for so many channels of `count` elements, the channels of a block, `inner`."""
+        if channels == 1:
+            inner = count
+        if inner < count and LANES % inner == 0:
+            if channels <= BLOCK and channels * inner <= LINE:
+                return self._beside, channels, inner
+            some = -(-channels // min(PART, LINE // inner))
+            return self._parts, -(-channels // (some * LANES)) * LANES, inner
+        if inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
+            return self._short, TOGETHER, inner
+        # Neighbours are read on to, but a run that fills a tile is read on by itself.
+        block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+        return self._runs, block, inner
+
+
+@called
+def _give(found: Any, c: Any, tile: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:
+    """Write what was found for a channel: to the gradients, if there is room, or to its tile."""
+    if grad_scale.size:
+        store(grad_scale, c, found[0])
+        store(grad_zero_point, c, found[1])
+    else:
+        at_c, at_tile = np.uintp(c), np.uintp(tile)
+        sums[0, at_c, at_tile], sums[1, at_c, at_tile] = found
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
@@ -665,14 +720,16 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
         types.float32 if code == "float32" else types.float64,
         types.float64 if x == np.float64 else types.float32,
     )
+    gradient = array_type(np.dtype(np.float32))
     return (
-        types.intp, types.intp, types.intp, types.intp, data, data,
-        array_type(scale), array_type(zero_point), bound, bound, number, data, sums,
+        types.intp, types.intp, types.intp, types.intp, types.intp, data, data,
+        array_type(scale), array_type(zero_point), bound, bound, number, data, sums, gradient,
+        gradient,
     )  # fmt: skip
 
 
 def _gradients_apart_signature(*key: Any) -> Types:
-    _, _, _, _, *rest = _gradients_signature(*key)
+    _, _, _, _, _, *rest = _gradients_signature(*key)
     return VIEWS, types.intp, types.intp, types.intp, types.intp, *rest
 
 

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from numba import config, njit, types
 from numba.core.compiler_lock import global_compiler_lock
+from numba.extending import register_jitable
 
 from npquant.cpu import cache
 from npquant.cpu import threads as pool
 from npquant.cpu.storage import TYPES
+from npquant.primitives import at, widen
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
 #: nogil: other Python threads run meanwhile. Never fastmath: a bit is a bit.
@@ -86,8 +88,22 @@ class Compiled(dict[Any, Any]):
         return _once(self, key, self._compile)
 
 
+#: For functions that kernels call, and nobody else: no C wrapper is compiled.
+called = register_jitable(no_cfunc_wrapper=True)
+
+
 def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
     return types.Array(TYPES[dtype], ndim, "C")
+
+
+@called
+def usual(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
+    """Whether `n` scales are positive and finite, and as many zero points within least..most."""
+    good = True
+    for i in range(np.uintp(n)):  # to the end: a loop that can stop early is not vectorised
+        v, w = widen(at(scale, i)), widen(at(zero_point, i))
+        good &= (v > type(v)(0)) & (v < type(v)(np.inf)) & (w >= least) & (w <= most)
+    return good
 
 
 class Kernel:
@@ -96,7 +112,8 @@ class Kernel:
     Parameters
     ----------
     segment : callable
-        ``segment(begin, end, *args)``; it returns nothing and writes to its last arguments.
+        ``segment(begin, end, *args)``; it writes to its last arguments. What it returns is for
+        those who call the serial entry themselves.
     name : str
         What it is called in the cache and in profiles.
     signature : callable
@@ -115,7 +132,7 @@ class Kernel:
         work: int = 1,
     ) -> None:
         self.name, self.work, self._signature = name, work, signature
-        self._segment = _renamed(segment, name)
+        self._segment = renamed(segment, name)
         self._code = Compiled(self._compile)
         self.serial = Compiled(lambda key: self._code[key].entry_point)
         self.parallel = Compiled(self._compile_parallel)
@@ -182,7 +199,7 @@ def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> 
     return entries[key]
 
 
-def _renamed(function: Callable[..., Any], name: str) -> Any:
+def renamed(function: Callable[..., Any], name: str) -> Any:
     """A copy with a name of its own: Numba's cache tells functions apart by name and line."""
     code = function.__code__  # type: ignore[attr-defined]
     copy = python_types.FunctionType(

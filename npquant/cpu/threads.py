@@ -90,6 +90,7 @@ def _body(context: Any, module: Any, task_type: Any, word: Any, kinds: Any) -> A
     arrays, dimensions, _, data = body.args
     task = builder.bitcast(data, task_type)
     segment, items, grain, _, args = cgutils.unpack_tuple(builder, builder.load(task))
+    # What it returns is left in a place as large as a pointer, and lost: None, or a truth value.
     called = context.call_conv.get_function_type(types.none, kinds)
     segment = builder.inttoptr(segment, called.as_pointer())
     part = builder.load(arrays)

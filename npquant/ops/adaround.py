@@ -14,6 +14,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
+from npquant.ops.small import CODES, NUMBERS, Small, small
 
 
 def adaround_init(
@@ -281,11 +282,14 @@ def adaround_soft_backward(
     """
     x = checks.floats(input)
     g, v = checks.same(grad, "grad", x), _decider(V, x)
-    granularity, shapes, constants, names = _plan(
-        x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size
+    granularity, shapes, constants, names, at_once = _plan(
+        "adaround_soft_backward", x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size
     )
+    done = at_once((g, x, v), scale, zero_point, out)
+    if done is not None:
+        return done[0]
     s, z = _qparams(x, scale, zero_point, shapes, constants)
-    y = checks.output(out, x, v.dtype, ("grad", "V", *_QPARAMS), (g, v, scale, zero_point))
+    y = checks.output(out, x, v.dtype, _GRADIENT, (g, v, scale, zero_point))
     backend.of(x).adaround_soft_backward(granularity, (g, x, v), s, z, constants, names, y)
     return y
 
@@ -612,7 +616,9 @@ _PRECISIONS = (dtypes.float32, dtypes.float64)
 _ONE = (1,), ()
 #: What `out` must be apart from.
 _QPARAMS = "scale", "zero_point"
-_SCALE, _ALL = ("scale",), ("V", *_QPARAMS)
+_SCALE, _ALL, _GRADIENT = ("scale",), ("V", *_QPARAMS), ("grad", "V", *_QPARAMS)
+#: Dtypes of scales and zero points, as they mostly come.
+_CODES = (*CODES, (dtypes.float32, np.dtype(np.int64)))
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.
 _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
 
@@ -635,27 +641,41 @@ def _granularity(
     return granularity, shapes
 
 
+#: Granularity, shapes of qparams, constants and their precision, and what does it all at once if it
+#: can.
+_Plan = tuple[
+    Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str], Small
+]  # fmt: skip
+
+
 @checks.remembered
 def _plan(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
-    axis: Any, group_size: Any, target: dtypes.DType | None = None,
-) -> tuple[Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str]]:  # fmt: skip
+    kernel: str, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any,
+    quant_max: Any, axis: Any, group_size: Any, target: dtypes.DType | None = None,
+) -> _Plan:  # fmt: skip
     """As `_granularity`, with constants, the last of them what a NaN becomes among codes."""
     if target is not None:
         checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     name = checks.rounded_bounds(lo, hi, dtype)
     constants = lo, hi, min(max(0, lo), hi)
-    return *_granularity(shape, axis, group_size), constants, (name, name, name)
+    granularity, shapes = _granularity(shape, axis, group_size)
+    computed, _ = _COMPUTED[dtype]
+    kinds = () if computed == dtypes.float64 else _CODES
+    kinds = kinds if shapes else kinds + NUMBERS
+    backward = kernel == "adaround_soft_backward"
+    at_once = small(
+        kernel, kind, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
+        constants, name, computed if backward else target or dtype,
+        kinds, (lo, hi), _GRADIENT if backward else _ALL, place=int(backward),
+    )  # fmt: skip
+    return granularity, shapes, constants, (name, name, name), at_once
 
 
 def _qparams(
     x: Array, scale: Any, zero_point: Any, shapes: checks.Shapes, constants: tuple[int, int, int]
 ) -> tuple[Any, Any]:
     lo, hi, _ = constants
-    if not shapes and type(scale) is float and type(zero_point) is int:
-        s = checks.scale_float32(scale) if x.dtype != dtypes.float64 else checks.scale_number(scale)
-        return s, checks.zero_point_inside(zero_point, lo, hi)
     if shapes and x.dtype != dtypes.float64:
         found = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
         if found is not None:
@@ -696,9 +716,12 @@ def _rounded(
 ) -> Array:  # fmt: skip
     x = checks.floats(input)
     v = _decider(V, x)
-    granularity, shapes, constants, names = _plan(
-        x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size, target
+    granularity, shapes, constants, names, at_once = _plan(
+        kernel, x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size, target
     )
+    done = at_once((x, v), scale, zero_point, out)
+    if done is not None:
+        return done[0]
     s, z = _qparams(x, scale, zero_point, shapes, constants)
     y = checks.output(out, x, target or x.dtype, _ALL, (v, scale, zero_point))
     getattr(backend.of(x), kernel)(granularity, (x, v), s, z, constants, names, y)

@@ -11,10 +11,14 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
+from npquant.ops.small import CODES, Small, not_small, small
 
 _BOOL = np.dtype(np.bool_)
 #: What `out` must be apart from.
-_QPARAMS = "scale", "zero_point"
+_QPARAMS, _PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
+#: The shapes that the qparams of one tensor mostly have.
+_ONE: checks.Shapes = ((1,), ())
+_INT32 = -(2.0**31), 2.0**31
 
 
 def fake_quantize_per_tensor_affine(
@@ -289,21 +293,24 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    constants, names, divide = _bounds(x.dtype, type(x), quant_min, quant_max, rounding)
+    constants, names, kernel, at_once = _tensor(
+        x.shape, x.dtype, type(x), quant_min, quant_max, rounding
+    )
+    enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
+    if enabled and (done := at_once(x, scale, zero_point)) is not None:
+        return done
     if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point)
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
         if z > checks.EXACT32 or z < -checks.EXACT32:
             names = checks.affine_precision(x.dtype, *constants[:2], z)
-    enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     y, mask = checks.output_and_mask(x)
     lib = backend.of(x)
     if not enabled:
         lib.copy(x, y, mask)
         return y, mask
-    kernel = lib.fake_quantize_per_tensor_by_division if divide else lib.fake_quantize_per_tensor
-    kernel(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
+    getattr(lib, kernel)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
     return y, mask
 
 
@@ -902,24 +909,43 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
 
 
 @checks.remembered
-def _bounds(
-    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, rounding: Any
-) -> tuple[tuple[int, int, int], tuple[str, str, str], bool]:
-    """The constants and their precision, and whether to divide."""
+def _tensor(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    rounding: Any,
+) -> tuple[tuple[int, int, int], tuple[str, str, str], str, Small]:  # fmt: skip
+    """The constants and their precision, the kernel, and what does it all at once if it can."""
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    return (lo, hi, 0), checks.affine_precision(dtype, lo, hi), checks.divides(rounding)
+    names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
+    kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
+    within = -checks.EXACT32, checks.EXACT32
+    return constants, names, kernel, small(
+        kernel, kind, shape, dtype, layout.PER_TENSOR, _ONE, constants, names[2], dtype, CODES,
+        within, _QPARAMS, True,
+    )  # fmt: skip
 
 
 @checks.remembered
 def _channels(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any, quant_min: Any,
-    quant_max: Any, rounding: Any,
-) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool]:  # fmt: skip
-    """The granularity, shapes of qparams, constants and their precision, and whether to divide."""
-    granularity, shapes = checks.channels(shape, axis)
-    lo, hi = checks.bounds(quant_min, quant_max, kind)
-    names = checks.affine_precision(dtype, lo, hi)
-    return granularity, shapes, (lo, hi, 0), names, checks.divides(rounding)
+    kernel: str, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any,
+    quant_min: Any, quant_max: Any, rounding: Any,
+) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool, Small]:  # fmt: skip
+    """The granularity, shapes of qparams, constants and their precision, and whether to divide.
+
+    And what does it all at once if it can.
+    """
+    granularity, shapes = found = checks.channels(shape, axis)
+    within: tuple[float, float]
+    lo, hi = within = checks.bounds(quant_min, quant_max, kind)
+    constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
+    divide, code, given = checks.divides(rounding), names[2], _QPARAMS
+    at_once: Small = not_small
+    decomposed = kernel == "fake_quantize_decomposed"
+    if decomposed:  # whose scales are of the dtype of the input, where that is float64
+        code, within, given = "float32", _INT32, _PLURAL
+    if not decomposed or dtype != dtypes.float64:
+        at_once = small(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
+                        code, dtype, CODES, within, given, masked)  # fmt: skip
+    return granularity, shapes, constants, names, divide, at_once
 
 
 def _per_channel(
@@ -927,9 +953,13 @@ def _per_channel(
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, constants, names, divide = _channels(
-        x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
-    )
+    granularity, shapes, constants, names, divide, at_once = _channels(
+        "fake_quantize_per_channel", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
+        rounding,
+    )  # fmt: skip
+    done = at_once(x, scale, zero_point, out)
+    if done is not None:
+        return done
     lo, hi, _ = constants
     lib = backend.of(x)
     kernel = lib.fake_quantize_per_channel_by_division if divide else lib.fake_quantize_per_channel
@@ -966,12 +996,16 @@ def _decomposed(
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, constants, _, divide = _channels(
-        x.shape, x.dtype, type(x), axis, quant_min, quant_max, rounding
-    )
-    double, end, qparams = x.dtype == dtypes.float64, 2.0**31, None
+    granularity, shapes, constants, _, divide, at_once = _channels(
+        "fake_quantize_decomposed", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
+        rounding,
+    )  # fmt: skip
+    done = at_once(x, scales, zero_points, out)
+    if done is not None:
+        return done
+    double, qparams = x.dtype == dtypes.float64, None
     if not double:
-        qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
+        qparams = checks.usual(scales, zero_points, shapes, checks.CODES, *_INT32, x)
     if qparams is None:
         s = checks.scales_float32(scales, "scales", shapes, x)
         if double:
@@ -984,7 +1018,7 @@ def _decomposed(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, ("scales", "zero_points"), qparams), None
+        y, mask = checks.output(out, x, x.dtype, _PLURAL, qparams), None
     code = "float64" if double else "float32"
     kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
     return y, mask

@@ -11,6 +11,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
+from npquant.ops.small import Small, not_small, small_step
 
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
@@ -258,16 +259,28 @@ def _plan(
     ch_axis: Any,
     per_row_fake_quant: Any,
     symmetric_quant: Any,
-) -> tuple[Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool]:
-    """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry."""
+    masked: bool,
+) -> tuple[
+    Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool, Small
+]:  # fmt: skip
+    """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry.
+
+    And what does it all at once if it can.
+    """
     c = checks.finite(averaging_const, "averaging_const", kind)
     bounds = _int32_bounds(quant_min, quant_max, kind)
     names = checks.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
-        return layout.per_channel(shape, a), ((shape[a],),), True, c, bounds, names, symmetric
-    return layout.whole(prod(shape)), ((1,), ()), False, c, bounds, names, symmetric
+        rows = layout.per_channel(shape, a), ((shape[a],),)
+        return *rows, True, c, bounds, names, symmetric, not_small
+    whole, shapes = layout.whole(prod(shape)), ((1,), ())
+    at_once = small_step(
+        "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm", kind, shape, dtype, shapes, c,
+        bounds, SMALL_SCALE, names, _NUMBERS, masked,
+    )  # fmt: skip
+    return whole, shapes, False, c, bounds, names, symmetric, at_once
 
 
 def _fused(
@@ -276,12 +289,16 @@ def _fused(
     ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any, masked: bool,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, per_row, c, bounds, names, symmetric = _plan(
+    granularity, shapes, per_row, c, bounds, names, symmetric, at_once = _plan(
         x.shape, x.dtype, type(x), averaging_const, quant_min, quant_max, ch_axis,
-        per_row_fake_quant, symmetric_quant,
+        per_row_fake_quant, symmetric_quant, masked,
     )  # fmt: skip
     observe = checks.switch(observer_on, "observer_on", type(x))
     enabled = checks.switch(fake_quant_on, "fake_quant_on", type(x))
+    if enabled:
+        done = at_once(x, observe, running_min, running_max, scale, zero_point)
+        if done is not None:
+            return done
     kinds = _INT32 if per_row else _NUMBERS
     given = state = running_min, running_max, scale, zero_point
     if not _usual(*state, shapes[0], kinds, x):

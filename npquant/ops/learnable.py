@@ -6,13 +6,14 @@ of the zero point that of LSQ+ (Bhalgat et al., 2020); both pass through roundin
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
+from npquant.ops.small import LEARNED, small, small_backward
 
 #: The shapes that the qparams of one tensor may have.
 _ONE: checks.Shapes = ((1,), ())
@@ -99,11 +100,15 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input)
+    plan = _per_tensor(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
+    *_, constants, names, _, at_once = plan
+    done = at_once(x, scale, zero_point, out)
+    if done is not None:
+        return done[0]
     if checks.any_on_device(x, scale, zero_point):
         s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
-    constants, names, _ = _constants("", x.dtype, type(x), quant_min, quant_max, grad_factor)
     y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
     kernel = backend.of(x).fake_quantize_learnable_per_tensor
     kernel(layout.PER_TENSOR, x, s, z, constants, names, y)
@@ -819,56 +824,63 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
 # --- what they share --------------------------------------------------------------------------
 
 
-#: Granularity, shapes of qparams, constants, and the names of precisions and of the kernel.
-_Plan = tuple[Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str]
+#: Granularity, shapes of qparams, constants, the names of precisions and of the kernel, and what
+#: does it all at once if it can.
+_Plan = tuple[
+    Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str, Any
+]  # fmt: skip
 
 
 @checks.remembered
 def _per_tensor(shape: tuple[int, ...], *told: Any) -> _Plan:
-    return layout.whole(prod(shape)), _ONE, *_told("learnable_gradients_per_tensor", *told)
+    return _plan(shape, (layout.whole(prod(shape)), _ONE), "_per_tensor", *told)
 
 
 @checks.remembered
 def _per_channel(shape: tuple[int, ...], axis: Any, *told: Any) -> _Plan:
-    return *checks.channels(shape, axis), *_told("learnable_gradients_per_channel", *told)
+    return _plan(shape, checks.channels(shape, axis), "", *told)
 
 
 @checks.remembered
 def _per_token(shape: tuple[int, ...], *told: Any) -> _Plan:
-    return *checks.tokens(shape), *_told("learnable_gradients_per_channel", *told)
+    return _plan(shape, checks.tokens(shape), "", *told)
 
 
 @checks.remembered
 def _per_group(shape: tuple[int, ...], group_size: Any, *told: Any) -> _Plan:
-    return *checks.groups(shape, group_size), *_told("learnable_gradients_per_channel", *told)
+    return _plan(shape, checks.groups(shape, group_size), "", *told)
 
 
-def _told(
-    gradients: str, dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
-    grad_factor: Any, *rounding: Any,
-) -> tuple[tuple[int, int, float], tuple[str, str, str], str]:  # fmt: skip
-    """Constants, their precisions and the kernel: of a backward, if it says how it rounds.
-
-    A forward only checks the factor.
-    """
+def _plan(
+    shape: tuple[int, ...], found: tuple[Granularity, checks.Shapes], which: str,
+    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, grad_factor: Any,
+    *rounding: Any,
+) -> _Plan:  # fmt: skip
+    """The plan of a backward, if it says how it rounds; a forward only checks the factor."""
+    gradients = f"learnable_gradients{which or '_per_channel'}"
     for option in rounding:
         if checks.option(option, "zero_point_rounding", ROUNDINGS) == "nearest":
             gradients += "_nearest"
     bounds = checks.bounds_around_zero if rounding else checks.bounds
     lo, hi = bounds(quant_min, quant_max, kind)
     factor = checks.finite(grad_factor, "grad_factor", kind)
-    names = "float32", "float32", checks.precision(dtype, lo, hi)
+    code = checks.precision(dtype, lo, hi)
+    names = "float32", "float32", code
     if rounding:
-        return (lo, hi, factor), names, gradients
-    return (lo, hi, 0), names, "fake_quantize_learnable"
-
-
-#: The same of one scale in a forward, which may be a number.
-_constants = checks.remembered(_told)
+        constants = lo, hi, factor
+        backward = small_backward(gradients, kind, shape, dtype, *found, constants, code)
+        return *found, constants, names, gradients, backward
+    kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
+    at_once = small(kernel, kind, shape, dtype, *found, constants, code, dtype, LEARNED,
+                    (-inf, inf), _QPARAMS)  # fmt: skip
+    return *found, constants, names, kernel, at_once
 
 
 def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Array:
-    granularity, shapes, constants, names, kernel = plan
+    granularity, shapes, constants, names, kernel, at_once = plan
+    done = at_once(x, scale, zero_point, out)
+    if done is not None:
+        return done[0]
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
     y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
     getattr(backend.of(x), kernel)(granularity, x, s, z, constants, names, y)
@@ -882,7 +894,10 @@ _SUMS = (dtypes.float32, dtypes.float64)
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
-    granularity, shapes, constants, names, kernel = plan
+    granularity, shapes, constants, names, kernel, at_once = plan
+    done: tuple[Array, Array, Array] | None = at_once(grad, x, scale, zero_point)
+    if done is not None:
+        return done
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
     s, z = checks.learned_qparams(u, v, shapes, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.errors import show
 from npquant.meta import ArraySpec
+from npquant.ops.small import Small, not_small, small_choice, small_choice_of_range
 
 _FLOAT64, _INT64, _INT8 = np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.int8)
+#: The dtypes of scales and zero points, where they are not those of the input.
+_RESULTS = _FLOAT64, _INT64
 #: The dtypes that scales per token keep; those of other inputs are float32.
 _KEPT = (dtypes.float32, dtypes.float64, dtypes.bfloat16)
-#: The least scale per token of an asymmetric choice: float32's machine epsilon.
-_EPS = 2.0**-23
+#: Bounds, least scale and zero point per token; of an asymmetric choice float32's machine epsilon.
+_OF_TOKENS, _OF_TOKENS_ASYMMETRIC = ((-127, 127), 1e-5, 0), ((-128, 127), 2.0**-23, 0)
 
 QSCHEMES = (
     "per_tensor_affine",
@@ -169,8 +173,13 @@ def _choose(
     input: Any, quant_min: Any, quant_max: Any, eps: Any, dtype: Any, qscheme: str
 ) -> tuple[Array, Array]:
     x = checks.floats(input)
-    scheme = _proper(quant_min, quant_max, type(x), dtypes.target(dtype), qscheme)
     least = checks.finite(eps, "eps", type(x))
+    scheme, at_once = _proper(
+        x.shape, x.dtype, type(x), quant_min, quant_max, least, dtypes.target(dtype), qscheme
+    )
+    done = at_once(x)
+    if done is not None:
+        return done
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
     if isinstance(x, ArraySpec):
@@ -241,12 +250,15 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     x = checks.real(input)
     if dtypes.target(dtype) != _INT8:
         raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
-    kind = x.dtype if x.dtype in _KEPT else dtypes.float32
-    shape, lib = _token_shape(x), backend.of(x)
+    shape, kind, at_once = _of_tokens(x.shape, x.dtype, type(x))
+    done = at_once(x)
+    if done is not None:
+        return done
+    lib = backend.of(x)
     scale, z = checks.new(x, shape, kind), checks.new(x, shape, kind)
     least, greatest = lib.minmax(layout.per_token(x.shape), x)
     lib.choose_per_token(
-        least, greatest, (-127, 127), 1e-5, 0, "float64", checks.flat(scale), checks.flat(z)
+        least, greatest, *_OF_TOKENS, "float64", checks.flat(scale), checks.flat(z)
     )
     return scale, z
 
@@ -313,13 +325,17 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     """
     x = checks.real(input)
     dtypes.target(dtype)
-    shape, lib = _token_shape(x), backend.of(x)
+    shape, at_once = _of_tokens_asymmetric(x.shape, x.dtype, type(x))
+    done = at_once(x)
+    if done is not None:
+        return done
+    lib = backend.of(x)
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
     least, greatest = lib.minmax(layout.per_token(x.shape), x)
     if x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
         least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
     lib.choose_per_token_asymmetric(
-        least, greatest, (-128, 127), _EPS, 0, "float64", checks.flat(scale), checks.flat(z)
+        least, greatest, *_OF_TOKENS_ASYMMETRIC, "float64", checks.flat(scale), checks.flat(z)
     )
     return scale, z
 
@@ -415,10 +431,14 @@ def determine_qparams(
     checks.same(mx, "max_val", mn)
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
-    scheme = _with_steps(
-        quant_min, quant_max, type(mn), dtypes.target(dtype), has_customized_qrange, qscheme
-    )
     least = checks.finite(eps, "eps", type(mn))
+    scheme, at_once = _with_steps(
+        mn.shape, mn.dtype, type(mn), quant_min, quant_max, least, dtypes.target(dtype),
+        has_customized_qrange, qscheme,
+    )  # fmt: skip
+    done = at_once(mn, mx)
+    if done is not None:
+        return done
     if mn.size == 0:
         return _unset(mn)
     if isinstance(mn, ArraySpec):
@@ -453,9 +473,7 @@ def _determine(
     A range without axes does not promote the float32 `eps` that it meets; a vector does.
     """
     name, bounds, middle = scheme
-    precision = "float32"
-    if vector and least.dtype == dtypes.float64:
-        precision, eps = "float64", _narrowed(eps)
+    precision, eps = _precision(least.dtype, vector, eps)
     shape = (least.size if vector else 1,)
     scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
     choose = getattr(backend.of(x), name)
@@ -463,10 +481,12 @@ def _determine(
     return scale, z
 
 
-def _narrowed(eps: float) -> float:
-    """`eps` as the float32 that PyTorch makes of it, as does the kernel of that precision."""
+def _precision(dtype: dtypes.DType, vector: bool, eps: float) -> tuple[str, float]:
+    """The precision of scales, and `eps` in it: the float32 that PyTorch makes of it."""
+    if not vector or dtype != dtypes.float64:
+        return "float32", eps
     with np.errstate(over="ignore"):
-        return float(np.float32(eps))
+        return "float64", float(np.float32(eps))
 
 
 def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
@@ -487,26 +507,63 @@ def _scheme(qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom:
 
 @checks.remembered
 def _with_steps(
-    quant_min: Any, quant_max: Any, kind: type, target: dtypes.DType, custom: Any, qscheme: Any
-) -> _Scheme:
-    """Bounds with an int64 of steps between."""
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    eps: float, target: dtypes.DType, custom: Any, qscheme: Any,
+) -> tuple[_Scheme, Small]:  # fmt: skip
+    """Bounds with an int64 of steps between, and what does it all at once if it can."""
     bounds = checks.bounds_with_steps(quant_min, quant_max, kind)
     custom = checks.switch(custom, "has_customized_qrange", kind)
-    return _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
+    scheme = _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
+    name, bounds, middle = scheme
+    precision, eps = _precision(dtype, len(shape) == 1, eps)
+    return scheme, small_choice_of_range(
+        name, kind, shape, dtype, bounds, eps, middle, precision, _RESULTS
+    )
 
 
 @checks.remembered
 def _proper(
-    quant_min: Any, quant_max: Any, kind: type, target: dtypes.DType, qscheme: str
-) -> _Scheme:
-    """Bounds with zero between and more than one code."""
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    eps: float, target: dtypes.DType, qscheme: str,
+) -> tuple[_Scheme, Small]:  # fmt: skip
+    """The same of data, with zero between the bounds and more than one code."""
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
-    return _scheme(qscheme, (lo, hi), target, False)
+    scheme = name, bounds, middle = _scheme(qscheme, (lo, hi), target, False)
+    whole = layout.whole(prod(shape))
+    return scheme, small_choice(
+        name, kind, shape, dtype, whole, bounds, eps, middle, "float32", (1,), _RESULTS
+    )
 
 
-def _token_shape(x: Array) -> tuple[int, ...]:
-    if x.ndim and x.shape[-1] == 0:
-        raise ValueError(f"input must have elements along its last axis, got shape {x.shape}")
-    return (*x.shape[:-1], 1) if x.ndim else ()
+@checks.remembered
+def _of_tokens(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type
+) -> tuple[tuple[int, ...], dtypes.DType, Small]:
+    """The shape and the dtype of scales and zero points, and what does it all at once."""
+    results, found = _token_shape(shape), dtype if dtype in _KEPT else dtypes.float32
+    return results, found, small_choice(
+        "choose_per_token", kind, shape, dtype, layout.per_token(shape), *_OF_TOKENS, "float64",
+        results, (found, found),
+    )  # fmt: skip
+
+
+@checks.remembered
+def _of_tokens_asymmetric(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type
+) -> tuple[tuple[int, ...], Small]:
+    """The shape of scales and zero points, and what does it all at once."""
+    results = _token_shape(shape)
+    if dtype in dtypes.INTEGERS:  # of which the range is made floats first
+        return results, not_small
+    return results, small_choice(
+        "choose_per_token_asymmetric", kind, shape, dtype, layout.per_token(shape),
+        *_OF_TOKENS_ASYMMETRIC, "float64", results, _RESULTS,
+    )  # fmt: skip
+
+
+def _token_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if shape and shape[-1] == 0:
+        raise ValueError(f"input must have elements along its last axis, got shape {shape}")
+    return (*shape[:-1], 1) if shape else ()

@@ -9,6 +9,7 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
+from npquant.ops.small import CODES, KEPT, LEARNED, LONG, Small, not_small, small
 
 
 def quantize_per_tensor(
@@ -128,7 +129,8 @@ def quantize_per_tensor(
         )
     y = checks.output(out, x, target, ("scale", "zero_point"), (scale, zero_point))
     lib = backend.of(x)
-    kernel = lib.quantize_per_tensor if rounding == "reciprocal" else _by_division(lib, target)
+    reciprocal = rounding == "reciprocal"
+    kernel = lib.quantize_per_tensor if reciprocal else getattr(lib, _by_division(target))
     kernel(layout.PER_TENSOR, x, *numbers, y)
     return y
 
@@ -321,13 +323,16 @@ def quantize_per_channel(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    granularity, shapes, constants, names, divide = _per_channel(
+    granularity, shapes, constants, names, divide, at_once = _per_channel(
         x.shape, axis, x.dtype, type(x), quant_min, quant_max, target, rounding
     )
+    done = at_once(x, scales, zero_points, out)
+    if done is not None:
+        return done[0]
     s, z = checks.code_qparams(scales, zero_points, shapes, x)
     y = checks.output(out, x, target, _QPARAMS, (s, z))
     lib = backend.of(x)
-    kernel = _by_division(lib, target) if divide else lib.quantize_per_channel
+    kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
         s = checks.cast(s, x.dtype)
     kernel(granularity, x, s, z, constants, names, y)
@@ -418,9 +423,13 @@ def dequantize_per_channel(
            [ 0. ,  2. ]], dtype=float32)
     """
     q = checks.codes(input, dtype)
-    granularity, shapes = _from_channels(q.shape, axis, quant_min, quant_max, q.dtype, type(q))
+    granularity, shapes, result, at_once = _from_channels(
+        q.shape, axis, out_dtype, quant_min, quant_max, q.dtype, type(q)
+    )
+    done = at_once(q, scales, zero_points, out)
+    if done is not None:
+        return done[0]
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
-    result = _output_dtype(out_dtype, "out_dtype")
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
     _dequantize(granularity, q, s, z, _NO_CODES, _IN_FLOAT32, y, result)
@@ -599,8 +608,8 @@ def dequantize_per_token(
            [-3. ,  3.5]], dtype=float32)
     """
     q = checks.codes(input, dtype)
-    plan = _from_tokens(q.shape, quant_min, quant_max, q.dtype, type(q))
-    return _dequantize_rows(plan, q, scales, zero_points, output_dtype, out)
+    plan = _from_tokens(q.shape, output_dtype, quant_min, quant_max, q.dtype, type(q))
+    return _dequantize_rows(plan, q, scales, zero_points, out)
 
 
 def quantize_per_channel_group(
@@ -783,8 +792,8 @@ def dequantize_per_channel_group(
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
     q = checks.codes(w_int8, dtype, "w_int8")
-    plan = _from_groups(q.shape, group_size, quant_min, quant_max, q.dtype, type(q))
-    return _dequantize_rows(plan, q, scales, zero_points, output_dtype, out)
+    plan = _from_groups(q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q))
+    return _dequantize_rows(plan, q, scales, zero_points, out)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -798,55 +807,87 @@ _SMALL = checks.EXACT32
 #: What stands for the bounds of codes, and in which precision, where nothing is clamped.
 _NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
 
-#: Granularity, shapes of qparams, constants and their precision, and whether to divide.
-_Plan = tuple[layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool]
+#: Granularity, shapes of qparams, constants and their precision, whether to divide, and what does
+#: it all at once if it can.
+_Plan = tuple[
+    layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool, Small
+]  # fmt: skip
 
 
 @checks.remembered
 def _per_channel(shape: tuple[int, ...], axis: Any, *codes: Any) -> _Plan:
-    return *checks.channels(shape, axis), *_codes(*codes)
+    return _codes(shape, checks.channels(shape, axis), "quantize_per_channel", *codes)
 
 
 @checks.remembered
 def _per_token(shape: tuple[int, ...], *codes: Any) -> _Plan:
-    return *checks.tokens(shape), *_codes(*codes)
+    return _codes(shape, checks.tokens(shape), "quantize_per_token", *codes)
 
 
 @checks.remembered
 def _per_group(shape: tuple[int, ...], group_size: Any, *codes: Any) -> _Plan:
-    return *checks.groups(shape, group_size, 2), *_codes(*codes)
+    return _codes(shape, checks.groups(shape, group_size, 2), "quantize_per_token", *codes)
 
 
 def _codes(
+    shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], kernel: str,
     dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, target: dtypes.DType,
     rounding: Any,
-) -> tuple[tuple[float, ...], tuple[str, ...], bool]:  # fmt: skip
-    """Constants and their precision, and whether to divide."""
+) -> _Plan:  # fmt: skip
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
-    names = ("float32", "float32", checks.code(dtype, target))
-    return checks.constants(lo, hi, target), names, checks.divides(rounding)
+    constants, code = checks.constants(lo, hi, target), checks.code(dtype, target)
+    divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
+    at_once: Small = not_small
+    if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
+        end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
+        kernel = _by_division(target) if divide else kernel
+        kinds = KEPT if rows else CODES
+        at_once = small(kernel, kind, shape, dtype, *found, constants, code, target, kinds,
+                        (-end, end), _QPARAMS)  # fmt: skip
+    return *found, constants, ("float32", "float32", code), divide, at_once
 
 
-#: Granularity and shapes of qparams; the bounds of the codes are only checked.
-_Back = tuple[layout.Granularity, checks.Shapes]
-
-
-@checks.remembered
-def _from_channels(shape: tuple[int, ...], axis: Any, *bounds: Any) -> _Back:
-    checks.bounds_of(*bounds)
-    return checks.channels(shape, axis)
-
-
-@checks.remembered
-def _from_tokens(shape: tuple[int, ...], *bounds: Any) -> _Back:
-    checks.bounds_of(*bounds)
-    return checks.tokens(shape)
+#: Granularity and shapes of qparams, the dtype of the result, and what does it all at once if it
+#: can; the bounds of the codes are only checked.
+_Back = tuple[layout.Granularity, checks.Shapes, dtypes.DType, Small]
 
 
 @checks.remembered
-def _from_groups(shape: tuple[int, ...], group_size: Any, *bounds: Any) -> _Back:
+def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: Any) -> _Back:
+    *_, dtype, kind = bounds
     checks.bounds_of(*bounds)
-    return checks.groups(shape, group_size, 2, "w_int8")
+    found, result = checks.channels(shape, axis), _output_dtype(out_dtype, "out_dtype")
+    kernel, within = "dequantize", (-checks.MOST, checks.MOST)
+    kinds = LONG if result == dtypes.float64 else CODES + LEARNED
+    if result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8:
+        kernel, kinds, within = "dequantize_promoted", CODES, dtypes.BOUNDS[dtype]
+    return *found, result, small(kernel, kind, shape, dtype, *found, _NO_CODES, "float32", result,
+                                 kinds, within, _QPARAMS)  # fmt: skip
+
+
+@checks.remembered
+def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> _Back:
+    checks.bounds_of(*bounds)
+    return _promoting(shape, checks.tokens(shape), output_dtype, *bounds[2:])
+
+
+@checks.remembered
+def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> _Back:
+    checks.bounds_of(*bounds)
+    found = checks.groups(shape, group_size, 2, "w_int8")
+    return _promoting(shape, found, output_dtype, *bounds[2:])
+
+
+def _promoting(
+    shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], output_dtype: Any,
+    dtype: dtypes.DType, kind: type,
+) -> _Back:  # fmt: skip
+    result = _output_dtype(output_dtype, "output_dtype")
+    at_once: Small = not_small
+    if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
+        at_once = small("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES, "float32",
+                        result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
+    return *found, result, at_once
 
 
 def _quantizing_on_device(
@@ -892,22 +933,25 @@ def _qparams_or_none(
     return s, 0 if checks.on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
 
 
-def _by_division(lib: Any, target: dtypes.DType) -> Any:
+def _by_division(target: dtypes.DType) -> str:
     """The kernel of ONNX's rule, the same for all granularities."""
     float8 = target in dtypes.FLOAT8
-    return lib.quantize_by_division_to_float8 if float8 else lib.quantize_by_division
+    return "quantize_by_division_to_float8" if float8 else "quantize_by_division"
 
 
 def _quantize_rows(
     plan: _Plan, x: Array, scales: Any, zero_points: Any, target: dtypes.DType, out: Any
 ) -> Array:
     """Quantize per token or group."""
-    granularity, shapes, constants, names, divide = plan
+    granularity, shapes, constants, names, divide, at_once = plan
+    done = at_once(x, scales, zero_points, out)
+    if done is not None:
+        return done[0]
     s, z = checks.kept_qparams(scales, zero_points, shapes, x)
     y = checks.output(out, x, target, _QPARAMS, (s, z))
     lib = backend.of(x)
     if divide:
-        kernel, z = _by_division(lib, target), checks.large_as_floats(z, s, x)
+        kernel, z = getattr(lib, _by_division(target)), checks.large_as_floats(z, s, x)
     else:
         kernel = lib.quantize_per_token
     kernel(granularity, x, s, z, constants, names, y)
@@ -936,11 +980,12 @@ def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
     return type(z) in (int, float) and lo <= z <= hi and z == int(z)
 
 
-def _dequantize_rows(
-    plan: _Back, q: Array, scales: Any, zero_points: Any, output_dtype: Any, out: Any
-) -> Array:
+def _dequantize_rows(plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any) -> Array:
     """Dequantize per token or group."""
-    granularity, shapes = plan
+    granularity, shapes, result, at_once = plan
+    done = at_once(q, scales, zero_points, out)
+    if done is not None:
+        return done[0]
     found, code = None, "float32"
     if q.dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         found = checks.usual(scales, zero_points, shapes, checks.CODES, -_SMALL, _SMALL, q)
@@ -949,7 +994,7 @@ def _dequantize_rows(
     else:
         s, z = _qparams_or_none(scales, zero_points, shapes, q)
         s, z, code = _promoted(q, s, z)
-    y = checks.output(out, q, _output_dtype(output_dtype, "output_dtype"), _QPARAMS, (s, z))
+    y = checks.output(out, q, result, _QPARAMS, (s, z))
     lib = backend.of(q)
     lib.dequantize_promoted(granularity, q, s, z, _NO_CODES, ("float32", code, "float32"), y)
     return y

@@ -1,0 +1,280 @@
+"""Calls of small arrays: what can be known before is found once, and the rest is one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from npquant import checks, cpu, dtypes
+from npquant.checks import Array
+from npquant.cpu.qparams import TOGETHER, few
+from npquant.cpu.reduce import NO_SUMS
+from npquant.cpu.target import GRAIN
+from npquant.dtypes import DType
+from npquant.layout import Granularity
+
+_INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
+#: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
+Kinds = tuple[tuple[Any, Any], ...]
+CODES: Kinds = ((dtypes.float32, _INT32),)
+LEARNED: Kinds = ((dtypes.float32, dtypes.float32),)
+LONG: Kinds = ((dtypes.float64, _INT64),)
+KEPT = CODES + LONG + LEARNED
+#: A scale and a zero point that are numbers.
+NUMBERS: Kinds = ((float, int),)
+
+_is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
+
+#: ``small(x, scale, zero_point, out) -> (output, mask)``, or None: see `small`.
+Small = Callable[..., tuple[Array, Any] | None]
+#: The same of three gradients.
+Backward = Callable[..., tuple[Array, Array, Array] | None]
+
+
+def not_small(*args: Any) -> None:
+    """What stands for `small` where there is nothing of the kind."""
+
+
+class _Entries(dict[Any, Any]):
+    """Compiled functions by the dtypes of qparams; None of unusual ones."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self._find = find
+
+    def __missing__(self, kinds: Any) -> Any:
+        self[kinds] = found = self._find(kinds)
+        return found
+
+
+def _plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
+    """Whether a kernel can take qparams in arrays as they are."""
+    return (
+        type(scale) is type(zero_point) is np.ndarray
+        and (given := scale.shape) in shapes
+        and zero_point.shape == given
+        and scale.flags.carray
+        and zero_point.flags.carray
+    )
+
+
+def small(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType | tuple[DType, ...],
+    granularity: Granularity,
+    shapes: checks.Shapes,
+    constants: tuple[Any, ...],
+    code: str,
+    target: DType,
+    kinds: Kinds,
+    within: tuple[float, float],
+    names: tuple[str, ...],
+    masked: bool = False,
+    place: int = 0,
+) -> Small:
+    """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
+
+    It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
+    convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, or
+    numbers, scales that are positive and finite, zero points `within` two bounds, and all of it
+    contiguous. Else nothing was written, and the result is None.
+
+    With several dtypes there are as many inputs, of which the one at `place` may be `out` too;
+    `names` are those of the others, which may not, and of the qparams.
+    """
+    n = prod(shape)
+    found = kind is np.ndarray and getattr(cpu, kernel).__self__.small(granularity, n, code)
+    if not found:
+        return not_small
+    run, repeats = found
+    flat, several, empty = len(shape) == 1, type(dtype) is tuple, np.empty
+    channels, inner, _ = granularity
+    inner = inner or n
+    # A float is one already: an integer is asked for it in every call.
+    lo, hi, nan = constants if code == "int32" else map(float, constants)
+    least, most = map(float, within)
+
+    def find(given: tuple[Any, Any]) -> Any:
+        if given not in kinds:
+            return None
+        types = (code, code, code) if given[0] is float else (*given, code)
+        return run.serial[dtype, target, types, not masked]
+
+    entries = _Entries(find)
+
+    def call(
+        x: Any, scale: Any, zero_point: Any, out: Array | None = None
+    ) -> tuple[Array, Any] | None:
+        if not (all(map(_is_carray, x)) if several else x.flags.carray):
+            return None
+        if _plain(scale, zero_point, shapes):
+            entry = entries[scale.dtype, zero_point.dtype]
+        elif type(scale) is float and type(zero_point) is int and least <= zero_point <= most:
+            entry = entries[float, int]
+        else:
+            return None
+        if entry is None:
+            return None
+        if out is None:
+            y = empty(shape, target)
+        else:
+            u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
+            y = checks.output(out, u, target, names, (*others, scale, zero_point))
+            if not y.flags.carray:
+                return None
+        v, w = y, (mask := empty(shape, _BOOL) if masked else None)
+        if not flat:
+            x = tuple(map(_ravel, x)) if several else x.ravel()
+            v, w = y.ravel(), None if mask is None else mask.ravel()
+        if type(scale) is not float and scale.ndim != 1:
+            scale, zero_point = scale.ravel(), zero_point.ravel()
+        if repeats:
+            done = entry(0, n, channels, least, most, 0, channels, inner, repeats, x, scale,
+                         zero_point, lo, hi, nan, v, w)  # fmt: skip
+        else:
+            done = entry(0, n, channels, least, most, 0, channels, inner, x, scale, zero_point, lo,
+                         hi, nan, v, w)  # fmt: skip
+        return (y, mask) if done else None
+
+    return call
+
+
+def small_backward(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType,
+    granularity: Granularity,
+    shapes: checks.Shapes,
+    constants: tuple[Any, ...],
+    code: str,
+) -> Backward:
+    """The same of learned qparams: a function of gradient, input and qparams, to the gradients."""
+    n = prod(shape)
+    found = getattr(cpu, kernel).small(granularity, n, code) if kind is np.ndarray else None
+    if found is None:
+        return not_small
+    run, (tasks, block, channels, inner, count) = found
+    (lo, hi, factor), flat, empty = map(float, constants), len(shape) == 1, np.empty
+
+    entries = _Entries(lambda given: run.serial[dtype, *given, code] if given in LEARNED else None)
+
+    def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
+        if not (x.flags.carray and type(grad) is np.ndarray and grad.flags.carray):
+            return None
+        if grad.dtype != dtype or grad.shape != shape or not _plain(scale, zero_point, shapes):
+            return None
+        entry = entries[scale.dtype, zero_point.dtype]
+        if entry is None:
+            return None
+        given = scale.shape
+        results = empty(shape, dtype), empty(given, dtypes.float32), empty(given, dtypes.float32)
+        y, slope, shift = results
+        if not flat:
+            grad, x, y = grad.ravel(), x.ravel(), y.ravel()
+        if scale.ndim != 1:
+            scale, zero_point = scale.ravel(), zero_point.ravel()
+            slope, shift = slope.ravel(), shift.ravel()
+        done = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
+                     lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
+        return results if done else None
+
+    return call
+
+
+def small_choice(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType,
+    granularity: Granularity,
+    bounds: tuple[int, int],
+    eps: float,
+    middle: int,
+    precision: str,
+    results: tuple[int, ...],
+    kinds: tuple[DType, DType],
+) -> Small:
+    """A function of data of this shape and dtype, to scales and zero points in `results`' shape.
+
+    One kernel finds the range of each channel and chooses from it; None if it cannot.
+    """
+    if kind is not np.ndarray or not few(granularity, prod(shape)):
+        return not_small
+    compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
+    channels, inner, _ = granularity
+    (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
+
+    def call(x: Array) -> tuple[Array, Array] | None:
+        if not x.flags.carray:
+            return None
+        scale, zero_point = empty(results, scales), empty(results, zero_points)
+        s, z = scale.ravel(), zero_point.ravel()
+        compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
+        return scale, zero_point
+
+    return call
+
+
+def small_choice_of_range(
+    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
+    eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
+) -> Small:  # fmt: skip
+    """The same of least and greatest values, if they are in order."""
+    if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
+        return not_small
+    compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
+    (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
+    results = shape or (1,)
+
+    def call(least: Array, greatest: Array) -> tuple[Array, Array] | None:
+        if not (least.flags.carray and greatest.flags.carray):
+            return None
+        found = s, z = empty(results, scales), empty(results, zero_points)
+        if not shape:
+            least, greatest = least.ravel(), greatest.ravel()
+        return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
+
+    return call
+
+
+def small_step(
+    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, shapes: checks.Shapes,
+    constant: float, bounds: tuple[int, int], eps: float, precision: tuple[str, str, str],
+    kinds: tuple[DType, ...], masked: bool,
+) -> Small:  # fmt: skip
+    """A function of data, a switch and the state of one scale: a step of training in one kernel."""
+    n, code = prod(shape), precision[2]
+    if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
+        return not_small
+    fused, (lo, hi), flat, empty = getattr(cpu, kernel), bounds, len(shape) == 1, np.empty
+    entries = _Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
+
+    def call(
+        x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
+    ) -> tuple[Array, Any] | None:
+        if not (x.flags.carray and _plain(low, high, shapes) and _plain(scale, zero_point, shapes)):
+            return None
+        if not (low.dtype is high.dtype is scale.dtype is dtypes.float32):
+            return None
+        if low.shape != scale.shape:  # so that all have one axis, or none
+            return None
+        entry = entries[zero_point.dtype]
+        if entry is None:
+            return None
+        y, mask = empty(shape, dtype), empty(shape, _BOOL) if masked else None
+        u, v, w, s, z = x, y, mask, scale, zero_point
+        if not flat:
+            u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
+        if low.ndim != 1:
+            low, high, s, z = low.ravel(), high.ravel(), s.ravel(), z.ravel()
+        if not entry(u, observing, constant, low, high, lo, hi, eps, s, z, lo, hi, v, w):
+            fused.quantize(x, bounds, s, z, precision, y, mask)
+        return y, mask
+
+    return call

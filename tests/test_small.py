@@ -1,0 +1,109 @@
+"""Small arrays that are as they mostly are: one kernel, and the bits of those that are not."""
+
+import numpy as np
+import pytest
+
+import npquant as nq
+from calls import CALLS, DATA, STATE, arguments, results
+from cases import assert_same
+from npquant import backend
+
+#: Ops that ask for a backend in every call: qparams are numbers there, or there are none.
+OTHERS = {
+    "adaround_init",
+    "adaround_regularizer",
+    "adaround_regularizer_backward",
+    "convert_element_type",
+    "dequantize_per_tensor",
+    "fake_quant_per_channel_backward",
+    "fake_quantize_per_channel_affine_cachemask_backward",
+    "fake_quantize_per_tensor_affine",
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_tensor_affine_cachemask_backward",
+    "quantize_per_tensor",
+}
+OPS = [name for name in CALLS if name not in OTHERS]
+
+
+def usual(name, shape=(4, 8), axis=0):
+    """Return the arguments of a call with qparams as they mostly are: some are not in CALLS."""
+    kwargs = arguments(name, shape[:1] if name == "determine_qparams" else shape, axis)
+    if "learnable" in name:
+        kwargs["scale"] = kwargs["scale"].astype(np.float32)
+    if name.endswith("tensor_qparams"):
+        kwargs["zero_point"] = np.array([2], np.int32)
+    if name.startswith("fused"):
+        kwargs.update({key: kwargs[key][:1].copy() for key in STATE}, per_row_fake_quant=False)
+    return kwargs
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_one_kernel(name, monkeypatch):
+    """What is usual comes to no backend: all was found when the plan was made."""
+
+    def of(x):
+        raise AssertionError("the op goes the long way")
+
+    monkeypatch.setattr(backend, "of", of)
+    results(name, usual(name))
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (600, 8), (3, 700), (2, 3, 20)], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_bits_of_the_long_way(name, shape):
+    """Read-only data go there."""
+    if len(shape) > 2 and name.endswith("quantize_per_channel_group"):
+        shape = shape[1:]  # which are matrices
+    for axis in range(len(shape)):
+        kwargs, same = (usual(name, shape, axis) for _ in range(2))
+        for key in DATA:
+            if key in kwargs:
+                kwargs[key].flags.writeable = False
+        assert_same(results(name, same), results(name, kwargs))
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])
+def test_state_without_axes(name):
+    """It may be of two shapes, and of both in one call."""
+    wanted = results(name, usual(name))
+    for several in (STATE, STATE[2:], STATE[:1], STATE[3:]):
+        kwargs = usual(name)
+        kwargs.update({key: kwargs[key].reshape(()) for key in several})
+        got = results(name, kwargs)
+        assert_same(tuple(a.reshape(b.shape) for a, b in zip(got, wanted, strict=True)), wanted)
+
+
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (300, 3)], ids=str)
+def test_qparams_that_become_wrong(shape, writeable):
+    """Both ways look at every value in every call, also of channels side by side."""
+    x = np.ones(shape, np.float32)
+    x.flags.writeable = writeable
+    for axis in range(2):
+        n = shape[axis]
+        scale, zero_point, out = np.ones(n, np.float32), np.zeros(n, np.int32), np.zeros_like(x)
+        args = x, scale, zero_point, axis, -8, 7
+        nq.fake_quantize_per_channel_affine(*args)
+        for wrong in (-9, 8):
+            zero_point[n - 1] = wrong
+            with pytest.raises(ValueError, match=f"zero_point must be within -8..7, got {wrong}"):
+                nq.fake_quantize_per_channel_affine(*args, out=out)
+        zero_point[n - 1] = 7
+        for wrong in (np.nan, np.inf, 0, -1):
+            scale[n - 1] = wrong
+            with pytest.raises(ValueError, match="scale must be positive and finite"):
+                nq.fake_quantize_per_channel_affine(*args, out=out)
+        assert not out.any()
+
+
+def test_numbers_beyond_floats():
+    x = np.ones(4, np.float32)
+    for wrong in (10**400, -(10**400), 8):
+        with pytest.raises(ValueError, match="zero_point must lie within"):
+            nq.adaround_soft(x, x, 0.5, wrong, -8, 7)
+    for where in ({"axis": 0}, {"group_size": 2}):
+        with pytest.raises(ValueError, match="must have the shape"):
+            nq.adaround_soft(x, x, 0.5, 0, -8, 7, **where)
+    for scale in (0.0, -1.0, 1e-60, 1e60, float("nan")):
+        with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
+            nq.adaround_soft(x, x, scale, 0, -8, 7)
