@@ -159,12 +159,17 @@ def test_packing_takes_all_its_buffers_first(walk, axis):
     shape = (2, 2**19) if walk == "long channels" else SHAPE
     x, out = (np.repeat(np.full(shape, v, np.float32), 2, axis=1)[:, ::2] for v in (1, 0))
     granularity = per_channel(shape, axis)
+
+    def walked():
+        if walk == "pieces":
+            return pieces(granularity, (x,), (out,))
+        return channel_pieces(granularity, (x,), (out,), 4096, True)
+
+    assert sum(1 for _ in walked())  # what packs is compiled
+    out[:] = 0
     tracemalloc.start()
     try:
-        if walk == "pieces":
-            packed = pieces(granularity, (x,), (out,))
-        else:
-            packed = channel_pieces(granularity, (x,), (out,), 4096, True)
+        packed = walked()
         next(packed)
         assert not out.any()
         held = tracemalloc.get_traced_memory()[0]

@@ -92,7 +92,7 @@ def small(
     if not found:
         return not_small
     run, repeats = found
-    flat, several, empty = len(shape) == 1, type(dtype) is tuple, np.empty
+    flat, several = len(shape) == 1, type(dtype) is tuple
     channels, inner, _ = granularity
     inner = inner or n
     # A float is one already: an integer is asked for it in every call.
@@ -121,13 +121,13 @@ def small(
         if entry is None:
             return None
         if out is None:
-            y = empty(shape, target)
+            y = np.empty(shape, target)
         else:
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
             y = checks.output(out, u, target, names, (*others, scale, zero_point))
             if not y.flags.carray:
                 return None
-        v, w = y, (mask := empty(shape, _BOOL) if masked else None)
+        v, w = y, (mask := np.empty(shape, _BOOL) if masked else None)
         if not flat:
             x = tuple(map(_ravel, x)) if several else x.ravel()
             v, w = y.ravel(), None if mask is None else mask.ravel()
@@ -160,7 +160,7 @@ def small_backward(
     if found is None:
         return not_small
     run, (tasks, block, channels, inner, count) = found
-    (lo, hi, factor), flat, empty = map(float, constants), len(shape) == 1, np.empty
+    (lo, hi, factor), flat = map(float, constants), len(shape) == 1
 
     entries = _Entries(lambda given: run.serial[dtype, *given, code] if given in LEARNED else None)
 
@@ -173,7 +173,11 @@ def small_backward(
         if entry is None:
             return None
         given = scale.shape
-        results = empty(shape, dtype), empty(given, dtypes.float32), empty(given, dtypes.float32)
+        results = (
+            np.empty(shape, dtype),
+            np.empty(given, dtypes.float32),
+            np.empty(given, dtypes.float32),
+        )
         y, slope, shift = results
         if not flat:
             grad, x, y = grad.ravel(), x.ravel(), y.ravel()
@@ -208,12 +212,12 @@ def small_choice(
         return not_small
     compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
     channels, inner, _ = granularity
-    (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
+    (lo, hi), (scales, zero_points) = bounds, kinds
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not x.flags.carray:
             return None
-        scale, zero_point = empty(results, scales), empty(results, zero_points)
+        scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         s, z = scale.ravel(), zero_point.ravel()
         compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
         return scale, zero_point
@@ -229,13 +233,13 @@ def small_choice_of_range(
     if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
         return not_small
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
-    (lo, hi), (scales, zero_points), empty = bounds, kinds, np.empty
+    (lo, hi), (scales, zero_points) = bounds, kinds
     results = shape or (1,)
 
     def call(least: Array, greatest: Array) -> tuple[Array, Array] | None:
         if not (least.flags.carray and greatest.flags.carray):
             return None
-        found = s, z = empty(results, scales), empty(results, zero_points)
+        found = s, z = np.empty(results, scales), np.empty(results, zero_points)
         if not shape:
             least, greatest = least.ravel(), greatest.ravel()
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
@@ -252,7 +256,7 @@ def small_step(
     n, code = prod(shape), precision[2]
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
         return not_small
-    fused, (lo, hi), flat, empty = getattr(cpu, kernel), bounds, len(shape) == 1, np.empty
+    fused, (lo, hi), flat = getattr(cpu, kernel), bounds, len(shape) == 1
     entries = _Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
 
     def call(
@@ -267,7 +271,7 @@ def small_step(
         entry = entries[zero_point.dtype]
         if entry is None:
             return None
-        y, mask = empty(shape, dtype), empty(shape, _BOOL) if masked else None
+        y, mask = np.empty(shape, dtype), np.empty(shape, _BOOL) if masked else None
         u, v, w, s, z = x, y, mask, scale, zero_point
         if not flat:
             u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
