@@ -125,12 +125,13 @@ def selected(pattern: str) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", metavar="PATTERN", help="cases matching a regex")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--threads", type=int, default=None, metavar="N", help="default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here too")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # what a new process is asked for
     options = parser.parse_args(argv)
     most = numba.config.NUMBA_NUM_THREADS
+    options.threads = most if options.threads is None else options.threads
     if not 1 <= options.threads <= most:
         parser.error(f"--threads must be within 1..{most}, got {options.threads}")
     if options.case:

@@ -11,7 +11,7 @@ from numba.extending import intrinsic, overload
 
 from calls import CALLS, axis_name, results
 from npquant.cuda import loops, target, vectors
-from twins import Both, install
+from twins import Both, installed
 
 NOT_ELEMENTWISE = ("choose", "determine", "fused", "adaround_regularizer")
 OPS = [
@@ -112,11 +112,11 @@ def launched(kernel, blocks, threads, args, key, on):
 def test_bodies(name, monkeypatch):
     """The bits of the CPU kernels: `Both` compares."""
     both = Both()
-    install(monkeypatch, both)
     monkeypatch.setattr(target.Kernel, "__call__", launched)
     rows = "group" in name or "token" in name
-    for shape, axis in SHAPES["rows" if rows else "axis" if axis_name(name) else "tensor"]:
-        with np.errstate(all="ignore"):
-            kwargs = CALLS[name](data(shape), axis)
-        results(name, kwargs)
+    with installed(both):
+        for shape, axis in SHAPES["rows" if rows else "axis" if axis_name(name) else "tensor"]:
+            with np.errstate(all="ignore"):
+                kwargs = CALLS[name](data(shape), axis)
+            results(name, kwargs)
     assert both.called

@@ -18,7 +18,7 @@ from npquant.cuda import loops, target
 from npquant.formulas.base import formula
 from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
 from npquant.primitives import fma, item, like, rint, widen
-from twins import Noted, install
+from twins import Noted, installed
 
 GENERATIONS = ((8, 0), (9, 0))
 by_generation = pytest.mark.parametrize("cc", GENERATIONS, ids="{0[0]}.{0[1]}".format)
@@ -140,11 +140,11 @@ def launches():
     """The public kernel -> the (kernel, key) that it came to."""
     with pytest.MonkeyPatch.context() as patch:
         noted = Noted(patch)
-        install(patch, noted)
-        for call in every_kernel.EVERYTHING.values():
-            call()
-        for op in ALSO:
-            every_kernel.op(*op)
+        with installed(noted):
+            for call in every_kernel.EVERYTHING.values():
+                call()
+            for op in ALSO:
+                every_kernel.op(*op)
     found = {name: [] for name in cpu.__all__}
     for launch, names in noted.launches.items():
         for name in names:

@@ -6,14 +6,19 @@ asked to launch can also be noted in place of a launch, and for that neither is 
 
 import ast
 import importlib
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import pytest
 
 from cases import assert_same
 from npquant import checks, cpu
+from npquant.checks import calls
 from npquant.cuda import arrays, target
 from npquant.cuda.arrays import SIMULATED, DeviceArray
+from npquant.ops.small import not_small
 
 #: Memory of a GPU comes with every address a multiple of it; so does what stands in for it.
 ALIGNED = 256
@@ -163,14 +168,26 @@ def _compare(got, expected, name):
         assert_same(np.asarray(got), np.asarray(expected), name)
 
 
-def install(monkeypatch, both):
-    """Let the ops, the metrics and the optimizers call `both` in place of the CPU's kernels."""
-    from npquant import backend, metrics, optim
+@contextmanager
+def installed(both):
+    """The ops, the metrics and the optimizers call `both` in place of the CPU's kernels.
+
+    Small arrays too, which otherwise come to kernels without a backend.
+    """
+    from npquant import backend, metrics, ops, optim
 
     of = backend.of
-    monkeypatch.setattr(backend, "of", lambda x: both if of(x) is cpu else of(x))
-    for module in (metrics, optim):
-        monkeypatch.setattr(module, "cpu", both, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "of", lambda x: both if of(x) is cpu else of(x))
+        for module in (metrics, optim):
+            patch.setattr(module, "cpu", both, raising=False)
+        for module in vars(ops).values():
+            for name in vars(module) if isinstance(module, ModuleType) else ():
+                if name.startswith("small"):
+                    patch.setattr(module, name, lambda *args, **kwargs: not_small)
+        calls.forget()
+        yield
+    calls.forget()
 
 
 # --- what is compiled -----------------------------------------------------------------------------

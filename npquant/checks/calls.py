@@ -62,6 +62,15 @@ _FIXED = np.generic, np.dtype, type, ArraySpec
 _SIGNED = float, np.floating
 
 
+_memories: list[Any] = []
+
+
+def forget() -> None:
+    """Forget all that is `remembered`: for tests that put another backend in place."""
+    for memory in _memories:
+        memory.cache_clear()
+
+
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
     """`check`, run once for the same arguments: the same calls come again and again.
 
@@ -76,6 +85,8 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
         ):
             return check(*args)
         raise TypeError  # which is not remembered
+
+    _memories.append(fast)
 
     @wraps(check)
     def call(*args: Any) -> T:

@@ -8,7 +8,7 @@ import every_kernel
 from calls import CALLS
 from every_kernel import EVERYTHING, OPTIMIZERS
 from test_layouts import LAYOUTS
-from twins import Both, install
+from twins import Both, installed
 
 SOME = ("Fortran", "reversed", "every second", "unaligned")
 by_layout = pytest.mark.parametrize(
@@ -20,11 +20,11 @@ DTYPES = (np.float16, ml_dtypes.bfloat16, np.float64)
 
 
 @pytest.fixture(autouse=True)
-def both(monkeypatch):
+def both():
     """The CPU's kernels, each followed by its twin and a comparison."""
     both = Both()
-    install(monkeypatch, both)
-    yield
+    with installed(both):
+        yield
     assert both.called
 
 
