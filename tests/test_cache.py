@@ -272,3 +272,26 @@ def test_no_warning_without_a_reason(folder):
         warnings.simplefilter("error")
         scaled()
     assert not cache._warned
+
+
+KEYS = """
+import gc
+import npquant
+from npquant.cpu import cache, target
+kernels = [k for k in gc.get_objects() if type(k) is target.Kernel]
+print(len(kernels), *sorted({cache._told(k._segment) for k in kernels}), sep="\\n")
+"""
+
+
+def test_every_kernel_has_a_key_of_its_own_and_the_same_in_every_process():
+    """Numba's pickles of what a kernel is made of differ from process to process."""
+    first, again = (
+        subprocess.run(
+            [sys.executable, "-c", KEYS], env=os.environ | {"PYTHONHASHSEED": seed}, text=True,
+            capture_output=True, check=True,
+        ).stdout.split("\n")
+        for seed in "12"
+    )  # fmt: skip
+    assert first == again
+    # Two are of one formula that is used twice.
+    assert int(first[0]) - 2 == len(first) - 2 > 250

@@ -20,6 +20,7 @@ import uuid
 import warnings
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import llvmlite
@@ -106,12 +107,27 @@ def _name_the_runtime() -> None:
         add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
+def _told(value: Any) -> str:
+    """What tells a member of a closure from others: a function by its place and its own closure.
+
+    Numba pickles them, and what an intrinsic is pickled to is another in every process.
+    """
+    if isinstance(value, FunctionType):
+        cells = [_told(cell.cell_contents) for cell in value.__closure__ or ()]
+        line = value.__code__.co_firstlineno
+        return f"{value.__module__}.{value.__qualname__}:{line}({', '.join(cells)})"
+    return f"{type(value).__name__}:{value!r}"
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache of one function, with entries of our own and without exceptions."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         self._cache_file: Any = _Entries(self._cache_path, self._impl.filename_base)
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple(), _told(self._py_func)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Without Numba's refresh(), in a tenth of a second of which it learns what compiling needs.
