@@ -215,7 +215,10 @@ def test_float64_scales_are_guessed_in_float32(target):
 
 
 def test_no_guess_is_sure_of_what_is_next_to_a_tie():
-    """Of 20,000 scales, the float32 nearest to ties: 1e-8 of a code above or below, or less."""
+    """Of 20,000 scales, the float32 nearest to ties: 1e-8 of a code above or below, or less.
+
+    In rows of 17, as whole blocks go by the rule.
+    """
     rng = np.random.default_rng(0)
     scales = rng.uniform(0.01, 2, 20_000)
     x = ((rng.integers(-4, 4, (20_000, 1)) + 0.5) * scales[:, None]).astype(F32).repeat(17, axis=1)

@@ -88,6 +88,7 @@ def small(
     `names` are those of the others, which may not, and of the qparams.
     """
     n = prod(shape)
+    # A kernel's public name is the method `run` of its `Elementwise`.
     found = kind is np.ndarray and getattr(cpu, kernel).__self__.small(granularity, n, code)
     if not found:
         return not_small
