@@ -79,6 +79,11 @@ class Granularity(NamedTuple):
         return Spans(outer, self.inner, prod(shape[i] for i in order[place + 1 :]))
 
 
+#: Elements that are summed by themselves (docs/numerics.md, "Sums").
+TILE = 4096
+#: Elements of a row at least, of the rows that a tensor's sums are made of.
+ROW = 256
+
 #: One scale for everything: a run of whatever length the array has, which 0 stands for.
 PER_TENSOR = Granularity(1, 0, None)
 
@@ -102,6 +107,19 @@ def per_token(shape: tuple[int, ...]) -> Granularity:
 @lru_cache(maxsize=256)
 def per_channel_group(shape: tuple[int, ...], group_size: int) -> Granularity:
     return Granularity(prod(shape) // group_size, group_size, None)
+
+
+@lru_cache(maxsize=256)
+def rows_of_tensor(shape: tuple[int, ...]) -> Granularity:
+    """The rows that a tensor's sums are made of: its last axes, as few as hold ROW elements."""
+    size, inner = prod(shape), 1
+    if size <= TILE:
+        return Granularity(1, size, None)
+    for n in reversed(shape):
+        inner *= n
+        if inner >= ROW:
+            break
+    return Granularity(size // inner, inner, None)
 
 
 def memory_order(x: np.ndarray[Any, Any]) -> tuple[int, ...] | None:

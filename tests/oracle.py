@@ -30,7 +30,7 @@ FLOAT8 = {np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
 TWO_BYTE = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 FLOAT = TWO_BYTE | FLOAT8 | {np.dtype(np.float32), np.dtype(np.float64)}
 
-TILE, LANES = 4096, 16  # the promised summation tree
+TILE, LANES, GROUP = 4096, 16, 256  # the promised summation tree
 F32, F64 = np.float32, np.float64
 F32_EPS = np.finfo(F32).eps
 
@@ -101,11 +101,33 @@ def round_once(values, dtype):
     return np.asarray(values).astype(dtype)
 
 
+def rows_of_tensor(shape):
+    """How long the rows are that the sums of a tensor are made of (docs/numerics.md, "Sums")."""
+    size = math.prod(shape)
+    for axis in reversed(range(len(shape))):
+        if size > TILE and math.prod(shape[axis:]) >= 256:
+            return math.prod(shape[axis:])
+    return size
+
+
+def in_groups(sums):
+    """Add the columns of ``sums``, 256 at a time, until one is left."""
+    while sums.shape[1] > 1:
+        groups = [sums[:, i : i + GROUP] for i in range(0, sums.shape[1], GROUP)]
+        sums = np.stack([np.add.accumulate(group, axis=1)[:, -1] for group in groups], axis=1)
+    return sums[:, 0]
+
+
 @quiet
-def tree_sum(terms):
-    """Sum each row of ``terms`` (rows, n) in float64 along the tree that npquant promises."""
+def tree_sum(terms, row=0):
+    """Sum each row of ``terms`` (rows, n) in float64 along the tree that npquant promises.
+
+    Where the terms are those of a tensor, ``row`` is the length of its rows.
+    """
     terms = np.asarray(terms, F64)
-    total = np.zeros(len(terms))
+    if row:
+        return in_groups(tree_sum(terms.reshape(-1, row))[None])
+    tiles = [np.zeros(len(terms))]
     for start in range(0, terms.shape[1] if len(terms) else 0, TILE):
         tile = terms[:, start : start + TILE]
         lanes = np.zeros((len(terms), LANES))
@@ -116,8 +138,8 @@ def tree_sum(terms):
         while half > 1:
             half //= 2
             lanes = lanes[:, :half] + lanes[:, half:]
-        total = lanes[:, 0] if start == 0 else total + lanes[:, 0]
-    return total
+        tiles.append(lanes[:, 0])
+    return in_groups(np.stack(tiles[1:] or tiles, axis=1))
 
 
 def exact_sum(terms):
@@ -749,12 +771,12 @@ def learnable_terms(
     return grad_input, by_channel(scale_terms), by_channel(zero_point_terms)
 
 
-def _learnable_backward(grad, input, layout, scale, zero_point, *args, **kwargs):
+def _learnable_backward(grad, input, layout, scale, zero_point, *args, row=0):
     """Sum the terms along the promised tree, into the shapes and dtypes of the parameters."""
-    grad_input, *sums = learnable_terms(grad, input, layout, scale, zero_point, *args, **kwargs)
+    grad_input, *sums = learnable_terms(grad, input, layout, scale, zero_point, *args)
     params = np.asarray(scale), np.asarray(zero_point)
     return grad_input, *(
-        round_once(tree_sum(terms), param.dtype).reshape(param.shape)
+        round_once(tree_sum(terms, row), param.dtype).reshape(param.shape)
         for terms, param in zip(sums, params, strict=True)
     )
 
@@ -773,7 +795,8 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     """Return (grad_input, grad_scale, grad_zero_point) per tensor."""
     layout = per_tensor(np.asarray(input))
     args = quant_min, quant_max, grad_factor, zero_point_rounding, True
-    return _learnable_backward(grad, input, layout, scale, zero_point, *args)
+    row = rows_of_tensor(np.shape(input))
+    return _learnable_backward(grad, input, layout, scale, zero_point, *args, row=row)
 
 
 def fake_quantize_learnable_per_channel_affine_backward(

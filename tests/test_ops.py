@@ -611,9 +611,12 @@ def test_learnable_per_channel_of_float64_with_wide_bounds(bounds):
 @pytest.mark.parametrize(("shape", "axis"), [
     ((20_000,), None), ((3, 9_000), 0), ((9_000, 3), 1), ((2, 70, 5_000), 1), ((5_000, 70), 1),
     ((2, 5, 49), 1), ((300, 5, 7), 1), ((4096, 2), 1), ((4097, 1), 1), ((1, 64 * 64 + 1), 0),
+    ((16, 256), None), ((17, 255), None), ((17, 256), None), ((17, 257), None), ((9, 500), None),
+    ((4, 3, 32, 31), None), ((70, 9, 7), None), ((2, 9000), None), ((5000, 1), None),
+    ((515, 260), None), ((5000, 1), 1), ((17, 1, 256), 1), ((256 * 4096 + 9000,), None),
 ])  # fmt: skip
 def test_sums_follow_the_tree(shape, axis):
-    """Shapes that cross every boundary of the tree: lanes, strips, tiles, blocks, runs."""
+    """Shapes that cross every boundary of the tree: lanes, strips, tiles, blocks, runs, rows."""
     rng = np.random.default_rng(7)
     x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
     g = np.ldexp(g, rng.integers(-30, 30, shape))  # so different in size that any order shows
@@ -698,7 +701,8 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
     monkeypatch.setattr("npquant.cpu.walk.ROOM", 1 << 15)
     monkeypatch.setattr("npquant.cpu.reduce.MANY", 40)
     rng = np.random.default_rng(13)
-    for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3)):
+    for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3),
+                  (300, 260), (3, 5, 20, 30)):  # fmt: skip
         x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
         g = np.ldexp(g, rng.integers(-30, 30, shape))
         if order == "F":
@@ -720,6 +724,16 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
             }[kind]
             s, z = rng.uniform(0.1, 0.4, least), rng.normal(size=least)
             agree(f"fake_quantize_learnable_per_{kind}_affine_backward", g, x, s, z, *last)
+
+
+@pytest.mark.parametrize("rows", [255, 256, 257, 512, 700])
+def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
+    monkeypatch.setattr("npquant.cpu.reduce.ROWS", 256)
+    rng = np.random.default_rng(14)
+    x, g = (rng.normal(size=(rows, 8, 40)).astype(F32) for _ in range(2))
+    g = np.ldexp(g, rng.integers(-30, 30, g.shape))
+    s, z = np.array([0.2]), np.array([0.7])
+    agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, s, z, -8, 7)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),

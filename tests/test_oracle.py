@@ -182,7 +182,19 @@ def test_round_once():
     assert half == np.float16(1 + 2.0**-10)
 
 
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 4095, 4096, 4097, 12345])
+def in_groups(sums):
+    """The promised order of adding tiles, and the rows of a tensor, a number at a time."""
+    while len(sums) > 1:
+        groups = [sums[i : i + 256] for i in range(0, len(sums), 256)]
+        sums = []
+        for first, *others in groups:
+            for v in others:
+                first += v
+            sums.append(first)
+    return sums[0] if sums else 0.0
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 4095, 4096, 4097, 12345, 256 * 4096 + 9000])
 def test_tree_sum_walks_the_promised_tree(length):
     terms = np.random.default_rng(length).normal(size=length) * 10.0 ** np.arange(length) ** 0.2
     sums = []
@@ -194,11 +206,26 @@ def test_tree_sum_walks_the_promised_tree(length):
             for i in range(half):
                 lanes[i] += lanes[i + half]
         sums.append(lanes[0])
-    expected = sums[0] if sums else 0.0
-    for tile in sums[1:]:
-        expected += tile
+    expected = in_groups(sums)
     assert oracle.tree_sum(terms[None]) == expected
     assert math.isclose(expected, math.fsum(terms), rel_tol=0, abs_tol=1e-12 * sum(abs(terms)))
+
+
+@pytest.mark.parametrize(("shape", "row"), [
+    ((4096,), 4096), ((5000,), 5000), ((16, 256), 4096), ((17, 256), 256), ((17, 255), 17 * 255),
+    ((9, 3, 40, 30), 1200), ((70, 9, 7), 70 * 9 * 7), ((2, 9000), 9000), ((5000, 1), 5000),
+    ((1, 300, 256), 256), ((0, 300), 0), ((), 1),
+])  # fmt: skip
+def test_rows_of_a_tensor(shape, row):
+    """As few last axes as hold 256 elements, of a tensor that is more than a tile."""
+    assert oracle.rows_of_tensor(shape) == row
+
+
+@pytest.mark.parametrize(("rows", "row"), [(1, 5000), (17, 256), (300, 300)])
+def test_tree_sum_of_the_rows_of_a_tensor(rows, row):
+    terms = np.random.default_rng(row).normal(size=(rows, row)) * 10.0 ** np.arange(row) ** 0.2
+    expected = in_groups([float(v) for v in oracle.tree_sum(terms)])
+    assert oracle.tree_sum(terms.reshape(1, -1), row) == expected
 
 
 def test_tree_sum_starts_at_positive_zero():

@@ -4,7 +4,8 @@ A channel's elements, in C order of (outer, inner), are cut into tiles of TILE; 
 of one channel, or of a block of channels that lie side by side. Minima and maxima do not depend on
 order. Sums do, so theirs is fixed (docs/numerics.md, "Sums"): element e of a tile goes to lane
 e % LANES, a lane adds in order in float64, the lanes are folded by halves, and tiles are added in
-order. Every walk below adds in this order, so layouts and threads do not change a bit.
+order, GROUP at a time. The sums of a tensor are those of its rows, added as tiles are. Every walk
+below adds in this order, so layouts and threads do not change a bit.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from npquant.cpu.walk import (
     as_they_lie,
     by_view,
     channel_pieces,
+    last_axes_joined,
     plain,
     rows_beside,
     rows_in_memory,
@@ -49,7 +51,7 @@ from npquant.cpu.walk import (
     views_in_boxes,
 )
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import Granularity, Layout, Spans
+from npquant.layout import TILE, Granularity, Layout, Spans, rows_of_tensor
 from npquant.primitives import (
     bits,
     each,
@@ -65,7 +67,8 @@ from npquant.primitives import (
 
 Array = np.ndarray[Any, Any]
 
-TILE = 4096
+#: Tiles that are added one after another.
+GROUP = 256
 #: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
 WIDE = 1024
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
@@ -86,6 +89,8 @@ _SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
 _OF_LANES = np.uintp(2**64 - LANES)
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
+#: Rows of a tensor that are done at a time.
+ROWS = 1 << 13
 #: What stands for gradients where sums of tiles are asked for, and the other way round.
 NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
 
@@ -604,6 +609,12 @@ class Gradients:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
             return
+        if granularity.axis is None and granularity.channels == 1:
+            cut = rows_of_tensor(x.shape)
+            if cut.channels > 1:
+                self._of_rows(cut, grad, x, scale, zero_point, constants, code, y, grad_scale,
+                              grad_zero_point)  # fmt: skip
+                return
         beside = rows_beside(granularity, [grad, x, y])
         order = rows_in_memory(granularity, x) if beside is None else beside[0]
         if order is not None:  # rows are done as they lie
@@ -653,6 +664,32 @@ class Gradients:
                 self._piece(layout, g, u, v, *part)
         dtypes = grad_scale.dtype, grad_zero_point.dtype
         _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
+
+    def _of_rows(
+        self, rows: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
+        constants: tuple[Any, Any, Any], code: str, y: Array, grad_scale: Array,
+        grad_zero_point: Array,
+    ) -> None:  # fmt: skip
+        """As a call, of a tensor: its rows are channels, whose sums are added as tiles are."""
+        count, inner, _ = rows
+        some = count
+        if plain(grad) and plain(x) and plain(y):
+            grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
+            some = min(count, ROWS)
+        else:
+            grad, x, y = last_axes_joined((grad, x, y), inner)
+        sums = np.empty((2, 1, -(-count // GROUP)))
+        for c in range(0, count, some):
+            m = min(some, count - c)
+            part = slice(c * inner, (c + m) * inner) if some < count else ...
+            found = np.zeros((2, -(-m // GROUP), GROUP))
+            to = found.reshape(2, -1)[:, :m]
+            self(Granularity(m, inner, None), grad[part], x[part], np.repeat(scale, m),
+                 np.repeat(zero_point, m), constants, code, y[part], *to)  # fmt: skip
+            to = sums[:, 0, c // GROUP :]
+            _add_tiles(found.shape[1], found.size, (found, *to), (to.dtype, to.dtype))
+        _add_tiles(1, sums.size, (sums, grad_scale, grad_zero_point),
+                   (grad_scale.dtype, grad_zero_point.dtype))  # fmt: skip
 
     def _beside_one_another(
         self, spans: Spans, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -733,15 +770,26 @@ def _gradients_apart_signature(*key: Any) -> Types:
     return VIEWS, types.intp, types.intp, types.intp, types.intp, *rest
 
 
+@called
+def _add_in_groups(tiles: Any) -> None:
+    """To the first, GROUP at a time; then what that gives, until one is left."""
+    n, step = tiles.size, 1
+    while step < n:
+        for start in range(0, n, step * GROUP):
+            total = tiles[start]
+            for tile in range(start + step, min(start + step * GROUP, n), step):
+                total += tiles[tile]
+            tiles[start] = total
+        step *= GROUP
+
+
 def _sums_of_tiles(begin: Any, end: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:
     """The tiles of each channel added one after another."""
     for c in range(begin, end):
-        slope, shift = sums[0, c, 0], sums[1, c, 0]
-        for tile in range(1, sums.shape[2]):
-            slope += sums[0, c, tile]
-            shift += sums[1, c, tile]
-        store(grad_scale, c, slope)
-        store(grad_zero_point, c, shift)
+        for s in range(2):
+            _add_in_groups(sums[s, c])
+        store(grad_scale, c, sums[0, c, 0])
+        store(grad_zero_point, c, sums[1, c, 0])
 
 
 def _sums_signature(scale: Any, zero_point: Any) -> Types:
@@ -807,7 +855,11 @@ class Total:
             size, part = x[0].size, sums[tiles]
             key = tuple([a.dtype for a in x])
             self._kernel(part.size, size, (size, tuple(x), number, part), key)
-        return float(np.add.accumulate(sums)[-1])
+        while sums.size > 1:  # as `_add_in_groups`; a zero changes no sum
+            groups = np.zeros((-(-sums.size // GROUP), GROUP))
+            groups.ravel()[: sums.size] = sums
+            sums = np.add.accumulate(groups, axis=1)[:, -1]
+        return float(sums[0])
 
 
 def _total_signature(*dtypes: Any) -> Types:

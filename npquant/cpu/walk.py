@@ -8,6 +8,7 @@ buffers that stay in cache, so no temporary of the size of the input is ever mad
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -402,6 +403,17 @@ def rows_beside(
 def turned(a: Array, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
     """One value a row, for rows of `shape` whose axes are in `order`: a view."""
     return a.reshape(*shape[:-1], -1).transpose(order)
+
+
+def last_axes_joined(arrays: tuple[Array, ...], inner: int) -> tuple[Array, ...]:
+    """The arrays with their last axes, of `inner` elements, as one, if all can be seen so."""
+    shape = arrays[0].shape
+    first = len(shape) - 1
+    while prod(shape[first:]) != inner:
+        first -= 1
+    if all(len(strided.joined(a[(0,) * first])) == 1 for a in arrays):
+        arrays = tuple([a.reshape(*shape[:first], inner) for a in arrays])
+    return arrays
 
 
 def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:

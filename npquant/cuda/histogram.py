@@ -17,7 +17,6 @@ from numba import types
 from npquant.cpu import histogram as searches
 from npquant.cpu.histogram import bin_of_part, codes_of, search_of_ends, torch_sum
 from npquant.cpu.lanes import LANES
-from npquant.cpu.reduce import TILE
 from npquant.cuda.arrays import device
 from npquant.cuda.reduce import Shape, divided, parts_of, place_of, run
 from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
@@ -25,7 +24,7 @@ from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp, formula
-from npquant.layout import Granularity
+from npquant.layout import TILE, Granularity
 
 if not SIMULATED:
     from npquant.cuda.target import intrinsic, overload

@@ -3,7 +3,8 @@
 Sums are added in the order of npquant.cpu.reduce, so they have its bits for any launch: a block
 makes the terms of a tile, and the threads that are its lanes add them in order. Where a channel's
 elements lie far apart, or are few, a thread is a lane of one channel, makes its terms itself, and a
-block takes several channels. The tiles of a channel are added one after another by a second kernel.
+block takes several channels. The tiles of a channel are added in order by a second kernel, as are
+the sums of a tensor's rows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.lanes import LANES
-from npquant.cpu.reduce import TILE
+from npquant.cpu.reduce import GROUP
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas.base import formula
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import Granularity, Layout
+from npquant.layout import TILE, Granularity, Layout, rows_of_tensor
 from npquant.primitives import at, each, item, key, masked, store, value, widen
 
 #: Terms that wait to be added. There is room for twice as many: the next are made meanwhile.
@@ -35,10 +36,8 @@ BESIDE = 4 if SIMULATED else 32
 SEVERAL, SHORT = 2 if SIMULATED else 16, 512
 #: Elements that a thread asks for, where it is a lane, before it computes.
 BATCH = 4
-#: Tiles of a channel that a block adds, and not a thread; and how many of them it has at hand.
-MANY, CHUNK = 32, 64 if SIMULATED else 512
-#: Threads of that block: the first adds, the warps after its own load.
-ADDERS = 64 if SIMULATED else 128
+#: Tiles of a channel that a block adds, and not a thread; and the threads of that block.
+MANY, ADDERS = 32, 64 if SIMULATED else 256
 #: Blocks that minima and maxima are divided among, if each then has a tile or so: some times what a
 #: large device runs at once.
 BLOCKS = 4 if SIMULATED else 4096
@@ -405,7 +404,7 @@ def _gradient_runs(
     add, room_of_terms, room_of_lanes = _adder(strips, 2), 4 * part, 2 * LANES
 
     def kernel(
-        channels: Any, inner: Any, length: Any, tiles: Any, g: Any, x: Any, scale: Any,
+        channels: Any, inner: Any, length: Any, tiles: Any, apart: Any, g: Any, x: Any, scale: Any,
         zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any, sums: Any, by_channel: Any,
         by_tile: Any,
     ) -> None:  # fmt: skip
@@ -424,7 +423,7 @@ def _gradient_runs(
             begin, skip = run(c, start, channels, inner)
         data, out = moved((g, x), begin), moved((y,), begin)
         constants = lo, hi, factor
-        p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+        p = parameters(x, at(scale, c * apart), at(zero_point, c * apart), constants, y)
         if t < 2 * LANES:
             lanes[t] = 0
         for strip in range((left + STRIP - 1) // STRIP):
@@ -478,9 +477,9 @@ def _gradient_lanes(
     load, room_of_lanes = vectors(1, BATCH).load, 2 * LANES * wide
 
     def kernel(
-        channels: Any, blocks: Any, pitch: Any, jump: Any, length: Any, tiles: Any, g: Any, x: Any,
-        scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any, sums: Any,
-        by_channel: Any, by_tile: Any,
+        channels: Any, blocks: Any, pitch: Any, jump: Any, length: Any, tiles: Any, apart: Any,
+        g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
+        sums: Any, by_channel: Any, by_tile: Any,
     ) -> None:  # fmt: skip
         lanes = cuda.shared.array(room_of_lanes, types.float64)
         t = cuda.threadIdx.x
@@ -496,7 +495,7 @@ def _gradient_lanes(
             begin = (tile * TILE + lane) * pitch + c * jump
             g, x, y = moved((g, x, y), begin)
             constants = lo, hi, factor
-            p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+            p = parameters(x, at(scale, c * apart), at(zero_point, c * apart), constants, y)
             step, e = LANES * pitch, lane
             while e < left:
                 if e + (BATCH - 1) * LANES < left:
@@ -567,8 +566,11 @@ class Gradients:
             return
         g, x, y, s, z = map(device, (grad, x, y, scale, zero_point))
         to = device(grad_scale), device(grad_zero_point)
+        tensor = granularity.axis is None and granularity.channels == 1
+        if tensor:
+            granularity = rows_of_tensor(x.shape)
         channels, on = granularity.channels, x.stream()
-        tiles = -(-(x.size // channels) // TILE)
+        tiles, apart = -(-(x.size // channels) // TILE), int(not tensor)
         sums, by = _partial_sums(x, 2, channels, tiles)
         key = (x.dtype, s.dtype, z.dtype, code)
         for layout, flat in pieces(granularity, (g, x), (y,), ordered=True):
@@ -585,12 +587,18 @@ class Gradients:
             )
             if shape.beside or shape.short:
                 wide, blocks, pitch, jump = shape.across()
-                args = (channels, blocks, pitch, jump, shape.length, tiles, *rest)
+                args = (channels, blocks, pitch, jump, shape.length, tiles, apart, *rest)
                 self.lanes(blocks * tiles, wide * LANES, args, (*key, wide, shape.beside), on)
             else:
                 width = shape.width(*flat)
-                self.runs(channels * tiles, _Strips(width).threads, (*shape, tiles, *rest),
+                self.runs(channels * tiles, _Strips(width).threads, (*shape, tiles, apart, *rest),
                           (*key, width, shape.single), on)  # fmt: skip
+        if tensor and channels > 1:  # its rows' sums are added as tiles are
+            if tiles > 1:
+                found = x.new((2, channels), np.float64)
+                _add_tiles(sums, channels, tiles, _both(found))
+                sums = found
+            channels, tiles = 1, channels
         _add_tiles(sums, channels, tiles, to)
 
     def _make_runs(
@@ -598,13 +606,13 @@ class Gradients:
     ) -> tuple[Callable[..., None], Types]:
         rest = _gradient_types(x, scale, zero_point, code)
         kernel = _gradient_runs(self._parameters, self._element, rest[6], width, single)
-        return kernel, (*[types.int64] * 4, *rest)
+        return kernel, (*[types.int64] * 5, *rest)
 
     def _make_lanes(
         self, x: Any, scale: Any, zero_point: Any, code: str, wide: int, beside: bool
     ) -> tuple[Callable[..., None], Types]:
         kernel = _gradient_lanes(self._parameters, self._element, wide, beside)
-        return kernel, (*[types.int64] * 6, *_gradient_types(x, scale, zero_point, code))
+        return kernel, (*[types.int64] * 7, *_gradient_types(x, scale, zero_point, code))
 
 
 def _gradient_types(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
@@ -632,6 +640,16 @@ def _partial_sums(
     return like.new((sums * channels * tiles,), np.float64), by
 
 
+def _both(sums: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+    """The two rows of an array that was made for them."""
+    _, n = sums.shape
+    first, last = (sums.pointer + k * n * sums.dtype.itemsize for k in range(2))
+    return (
+        DeviceArray(sums.owner, sums.library, first, (n,), sums.dtype),
+        DeviceArray(sums.owner, sums.library, last, (n,), sums.dtype),
+    )
+
+
 def _make_few(*outputs: Any) -> tuple[Callable[..., None], Types]:
     """A thread for each channel of each sum."""
     several = len(outputs)
@@ -653,31 +671,31 @@ def _make_few(*outputs: Any) -> tuple[Callable[..., None], Types]:
 
 
 def _make_many(*outputs: Any) -> tuple[Callable[..., None], Types]:
-    """A block for each channel of each sum."""
-    room = 2 * CHUNK
+    """A block for each channel of each sum: a warp adds a group, until one is left."""
+    room = ADDERS // 32 * GROUP
 
     def kernel(channels: Any, tiles: Any, sums: Any, first: Any, last: Any) -> None:
-        chunks = cuda.shared.array(room, types.float64)
+        groups = cuda.shared.array(room, types.float64)
         t, (s, c) = cuda.threadIdx.x, divided(cuda.blockIdx.x, channels)
-        here = moved(sums, (s * channels + c) * tiles)
-        total = np.float64(0)
-        # The first warp adds a chunk while the others load the next.
-        for start in range(-CHUNK, tiles, CHUNK):
-            if t == 0 and start >= 0:
-                base = start // CHUNK % 2 * CHUNK
-                for i in range(min(CHUNK, tiles - start)):
-                    total += chunks[_count(base + i)]
-            if t >= 32:
-                base = (start // CHUNK + 1) % 2 * CHUNK
-                n = min(CHUNK, tiles - start - CHUNK)
-                for i in range(t - 32, n, ADDERS - 32):
-                    chunks[_count(base + i)] = here[start + CHUNK + i]
-            cuda.syncthreads()
+        here, n = moved(sums, (s * channels + c) * tiles), tiles
+        while n > 1:
+            for start in range(0, n, room):
+                for i in range(t, min(room, n - start), ADDERS):
+                    groups[_count(i)] = here[start + i]
+                cuda.syncthreads()
+                base = t // 32 * GROUP
+                if t % 32 == 0 and start + base < n:
+                    total = np.float64(0)
+                    for i in range(base, min(base + GROUP, n - start)):
+                        total += groups[_count(i)]
+                    here[(start + base) // GROUP] = total  # what was there has been read
+                cuda.syncthreads()
+            n = (n + GROUP - 1) // GROUP
         if t == 0:
             if s == 0:
-                store(first, c, total)
+                store(first, c, here[0])
             else:
-                store(last, c, total)
+                store(last, c, here[0])
 
     return kernel, _sum_types(outputs)
 
@@ -693,7 +711,7 @@ _few, _many = Kernel(_make_few, "sums_of_few_tiles"), Kernel(_make_many, "sums_o
 def _add_tiles(
     sums: DeviceArray, channels: int, tiles: int, outputs: tuple[DeviceArray, ...]
 ) -> None:
-    """The tiles of each channel one after another, to one output for each sum."""
+    """The tiles of each channel in order, GROUP at a time, to one output for each sum."""
     n, key = channels * len(outputs), tuple([a.dtype for a in outputs])
     args = (channels, tiles, sums.argument(), outputs[0].argument(), outputs[-1].argument())
     if tiles >= MANY:

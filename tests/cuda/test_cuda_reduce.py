@@ -11,9 +11,10 @@ if not config.ENABLE_CUDASIM:
 from simulated import both, download, upload
 
 from npquant import cpu, layout
-from npquant.cpu.reduce import TILE
+from npquant.cpu.reduce import GROUP
 from npquant.cuda import learnable, metrics
 from npquant.cuda import reduce as twins
+from npquant.layout import TILE
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
@@ -42,6 +43,9 @@ LAYOUTS = {
     "one tile": ((1000,), per_tensor),
     "tiles": ((2 * TILE + 1029,), per_tensor),
     "one": ((1,), per_tensor),
+    "rows of a tensor": ((3, 7, 10, 30), per_tensor),
+    "short rows of a tensor": ((GROUP + 3, 17, 16), per_tensor),
+    "long rows of a tensor": ((3, TILE + 70), per_tensor),
     "rows": ((2, TILE + 64), layout.per_token),
     "odd rows": ((2, TILE + 7), layout.per_token),
     "short rows": ((5, 39), layout.per_token),
@@ -102,6 +106,11 @@ def test_gradients_of_dtypes(where, dtype):
               sums=sums)  # fmt: skip
 
 
+@pytest.mark.parametrize("lay", [transposed, strided])
+def test_gradients_of_a_tensor_as_it_lies(lay):
+    gradients("learnable_gradients_per_tensor", (17, 300), per_tensor, lay=lay)
+
+
 @pytest.mark.parametrize("lay", [transposed, strided, unaligned])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gradients_as_they_lie(lay, axis):
@@ -112,9 +121,9 @@ def test_gradients_of_wide_codes():
     gradients("learnable_gradients_per_channel", (7, 60), layout.per_token, code="wide")
 
 
-@pytest.mark.parametrize("tiles", [twins.MANY - 1, twins.MANY, 2 * twins.CHUNK + 5])
+@pytest.mark.parametrize("tiles", [twins.MANY - 1, twins.MANY, GROUP, 5 * GROUP + 5])
 def test_tiles_are_added_in_order(tiles):
-    """By a thread and by a block, with chunks that are full and one that is not."""
+    """By a thread and by a block, with groups that are full and one that is not."""
     channels = 2
     terms = data((2, channels, tiles), np.float64)
     by_block = tiles >= twins.MANY
@@ -122,7 +131,8 @@ def test_tiles_are_added_in_order(tiles):
     outputs = [upload(np.zeros(channels, d)) for d in (np.float64, np.float32)]
     twins._add_tiles(*map(twins.device, [sums]), channels, tiles, [*map(twins.device, outputs)])
     for s in range(2):
-        expected = np.add.accumulate(terms[s], axis=1)[:, -1]
+        groups = [terms[s, :, i : i + GROUP] for i in range(0, tiles, GROUP)]
+        expected = sum(np.add.accumulate(group, axis=1)[:, -1] for group in groups)
         assert (download(outputs[s]) == expected.astype(outputs[s].dtype)).all()
 
 

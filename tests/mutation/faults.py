@@ -35,6 +35,7 @@ LEARNABLE = tests("ops", "learnable_per_tensor")
 LEARNABLE_CHANNEL = tests("ops", "learnable_per_channel_token_and_group")
 WIDE = tests("ops", "learnable_per_channel_of_float64_with_wide_bounds")
 SUMS = tests("ops", "sums_follow_the_tree")
+ROWS = tests("ops", "sums_of_a_tensor_some_rows_at_a_time")
 CUT = tests("ops", "sums_of_channels_however_they_are_cut")
 ANYWHERE = tests("ops", "sums_wherever_a_result_begins")
 NOT_FLAT = tests("ops", "sums_of_what_is_not_flat")
@@ -338,6 +339,18 @@ FAULTS = (
           "                    for k in range(start, start + head):\n",
           "                    for k in range(start, start):\n",
           "what is summed before a line of the cache begins", ANYWHERE),
+    Fault("cpu/reduce.py",
+          "to = sums[:, 0, c // GROUP :]",
+          "to = sums[:, 0]",
+          "rows of a tensor that take the place of others", ROWS),
+    Fault("cpu/reduce.py",
+          "        step *= GROUP\n",
+          "        step *= GROUP + 1\n",
+          "groups of tiles left out of a sum", SUMS),
+    Fault("layout.py",
+          "        if inner >= ROW:\n",
+          "        if inner > ROW:\n",
+          "a tensor cut in other rows", SUMS),
     Fault("cpu/lanes.py",
           "first = [i for i in range(2 * TOGETHER) if not i & h]",
           "first = [i ^ (h < 4) for i in range(2 * TOGETHER) if not i & h]",
