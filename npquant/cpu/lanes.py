@@ -13,9 +13,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
 
-from npquant.cpu.memory import data_of, inlined
+from npquant.cpu.lowered import lowered
+from npquant.cpu.memory import data_of
 
 #: Lanes of a sum.
 LANES = 16
@@ -133,7 +133,7 @@ class _Sum:
         self._builder.store(self.lanes, self._home, align=8)
 
 
-@intrinsic
+@lowered(add_terms)
 def _add_terms(
     context: Any, lanes: Any, at: Any, terms: Any, first: Any, place: Any, n: Any
 ) -> Any:
@@ -158,7 +158,7 @@ def _add_terms(
     return types.void(lanes, types.intp, terms, types.intp, types.intp, types.intp), codegen
 
 
-@intrinsic
+@lowered(add_columns)
 def _add_columns(
     context: Any, lanes: Any, at: Any, apart: Any, width: Any, terms: Any, n: Any
 ) -> Any:
@@ -184,7 +184,7 @@ def _add_columns(
     return types.void(lanes, index, index, index, terms, index), codegen
 
 
-@intrinsic
+@lowered(sums_together)
 def _sums_together(context: Any, sums: Any, terms: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to, terms_, n = args
@@ -220,7 +220,7 @@ def _sums_together(context: Any, sums: Any, terms: Any, n: Any) -> Any:
     return types.void(sums, terms, types.intp), codegen
 
 
-@intrinsic
+@lowered(folded)
 def _folded(context: Any, lanes: Any, at: Any, terms: Any) -> Any:
     sums = len(terms)
 
@@ -241,25 +241,3 @@ def _folded(context: Any, lanes: Any, at: Any, terms: Any) -> Any:
         return context.make_tuple(builder, sig.return_type, found)
 
     return types.UniTuple(types.float64, sums)(lanes, types.intp, terms), codegen
-
-
-@overload(add_terms, **inlined)
-def _of_add_terms(lanes, at, terms, first, place, n):
-    return lambda lanes, at, terms, first, place, n: _add_terms(lanes, at, terms, first, place, n)  # type: ignore[call-arg]
-
-
-@overload(add_columns, **inlined)
-def _of_add_columns(lanes, at, apart, width, terms, n):
-    return lambda lanes, at, apart, width, terms, n: _add_columns(  # type: ignore[call-arg]
-        lanes, at, apart, width, terms, n
-    )
-
-
-@overload(sums_together, **inlined)
-def _of_sums_together(sums, terms, n):
-    return lambda sums, terms, n: _sums_together(sums, terms, n)  # type: ignore[call-arg]
-
-
-@overload(folded, **inlined)
-def _of_folded(lanes, at, terms):
-    return lambda lanes, at, terms: _folded(lanes, at, terms)  # type: ignore[call-arg]

@@ -8,14 +8,15 @@ import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils, errors
-from numba.extending import intrinsic, overload
+from numba.core.imputils import impl_ret_new_ref
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+from npquant.cpu.lowered import lowered
 
 #: Bytes of a line of the cache. A vector that lies in two of them takes twice as long to load, and
 #: NumPy's large arrays begin 16 bytes behind one.
 LINE = 64
-
-#: How functions are compiled that belong to the kernels that call them.
-inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
 
 
 def _room(n: Any, v: Any) -> Any:
@@ -57,7 +58,7 @@ def fetch(values: Any, first: Any, n: Any) -> None:
     """Have `n` values brought to the cache; nothing is read."""
 
 
-@intrinsic
+@lowered(fetch)
 def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to, first, n = args
@@ -75,30 +76,54 @@ def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
     return types.void(values, types.intp, types.intp), codegen
 
 
-@overload(fetch, **inlined)
-def _of_fetch(values, first, n):
-    return lambda values, first, n: _fetch(values, first, n)  # type: ignore[call-arg]
-
-
 def to_line(x: Any, i: Any) -> int:
     """How many elements from `i` on lie before a line of the cache begins: of `x`, or its first."""
     return 0
 
 
-@intrinsic
+@lowered(to_line)
 def _to_line(context: Any, x: Any, i: Any) -> Any:
+    several = isinstance(x, types.BaseTuple)
+    kind = x[0] if several else x
+
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, i = args
-        size = context.get_abi_sizeof(context.get_data_type(x.dtype))
-        place = builder.ptrtoint(data_of(context, builder, x, array), i.type)
+        if several:
+            array = builder.extract_value(array, 0)
+        size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        place = builder.ptrtoint(data_of(context, builder, kind, array), i.type)
         place = builder.add(builder.udiv(place, i.type(size)), i)
         return builder.and_(builder.neg(place), i.type(LINE // size - 1))
 
     return types.intp(x, types.intp), codegen
 
 
-@overload(to_line, **inlined)
-def _of_to_line(x, i):
-    if isinstance(x, types.BaseTuple):
-        return lambda x, i: _to_line(x[0], i)  # type: ignore[call-arg]
-    return lambda x, i: _to_line(x, i)  # type: ignore[call-arg]
+def from_line(n: Any, x: Any) -> Any:
+    """Room for `n` values of the dtype of `x`, from a line of the cache on."""
+    return np.empty(n, x.dtype)
+
+
+@lowered(from_line)
+def _from_line(context: Any, n: Any, x: Any) -> Any:
+    kind = types.Array(x.dtype, 1, "C")
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return new_array(context, builder, kind, args[0])
+
+    return kind(types.intp, x), codegen
+
+
+def new_array(context: Any, builder: Any, kind: Any, n: Any) -> Any:
+    """An array of one axis of `n` elements, which begins at a line of the cache."""
+    size = n.type(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    bytes_ = builder.mul(n, size)
+    room = context.nrt.meminfo_alloc_aligned(builder, bytes_, LINE)
+    with builder.if_then(cgutils.is_null(builder, room), likely=False):
+        context.call_conv.return_user_exc(builder, MemoryError, ("no memory to work in",))
+    array = context.make_array(kind)(context, builder)
+    data = context.nrt.meminfo_data(builder, room)
+    populate_array(
+        array, data=builder.bitcast(data, array.data.type), shape=[n], strides=[size],
+        itemsize=size, meminfo=room,
+    )  # fmt: skip
+    return impl_ret_new_ref(context, builder, kind, array._getvalue())

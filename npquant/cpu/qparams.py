@@ -295,7 +295,12 @@ def _both_types(scale: Any, zero_point: Any) -> Types:
     return array_type(scale), array_type(zero_point), types.float64, types.float64
 
 
-_inside = compiled(usual, lambda kinds: (types.intp, *_both_types(*kinds)))
+def _look(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
+    """So that what a kernel calls is compiled once."""
+    return usual(n, scale, zero_point, least, most)
+
+
+_inside = compiled(_look, lambda kinds: (types.intp, *_both_types(*kinds)))
 
 
 class Looks(Compiled):

@@ -26,7 +26,7 @@ from npquant.cpu.lanes import (
     folded,
     sums_together,
 )
-from npquant.cpu.memory import fetch, local, to_line
+from npquant.cpu.memory import fetch, from_line, local, to_line
 from npquant.cpu.steps import in_steps
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, VIEWS, gather, scatter
@@ -119,13 +119,6 @@ def _run_of_finite(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
     return low, high
 
 
-@register_jitable
-def _from_line(n: Any, kind: Any) -> Any:
-    """Room for `n` values of the dtype of `kind`, from a line of the cache on."""
-    room = np.empty(n + 64, kind.dtype)
-    return room[to_line(room, 0) :]
-
-
 class Extremes:
     """x -> the least and the greatest element of each channel, in one pass.
 
@@ -175,7 +168,7 @@ class Extremes:
             most = beside
             while 2 * most <= WIDE:
                 most *= 2
-            lo, hi = _from_line(most, least), _from_line(most, least)
+            lo, hi = from_line(most, least), from_line(most, least)
             for task in range(begin, end):
                 a = task // tiles
                 tile = task - a * tiles
@@ -770,24 +763,19 @@ def _gradients_apart_signature(*key: Any) -> Types:
     return VIEWS, types.intp, types.intp, types.intp, types.intp, *rest
 
 
-@called
-def _add_in_groups(tiles: Any) -> None:
-    """To the first, GROUP at a time; then what that gives, until one is left."""
-    n, step = tiles.size, 1
-    while step < n:
-        for start in range(0, n, step * GROUP):
-            total = tiles[start]
-            for tile in range(start + step, min(start + step * GROUP, n), step):
-                total += tiles[tile]
-            tiles[start] = total
-        step *= GROUP
-
-
 def _sums_of_tiles(begin: Any, end: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:
-    """The tiles of each channel added one after another."""
+    """The tiles of each channel added in order, GROUP at a time."""
+    tiles = sums.shape[2]
     for c in range(begin, end):
-        for s in range(2):
-            _add_in_groups(sums[s, c])
+        step = 1
+        while step < tiles:  # to the first of each group, until one is left
+            for start in range(0, tiles, step * GROUP):
+                slope, shift, stop = sums[0, c, start], sums[1, c, start], start + step * GROUP
+                for tile in range(start + step, stop if stop < tiles else tiles, step):
+                    slope += sums[0, c, tile]
+                    shift += sums[1, c, tile]
+                sums[0, c, start], sums[1, c, start] = slope, shift
+            step *= GROUP
         store(grad_scale, c, sums[0, c, 0])
         store(grad_zero_point, c, sums[1, c, 0])
 
@@ -855,7 +843,7 @@ class Total:
             size, part = x[0].size, sums[tiles]
             key = tuple([a.dtype for a in x])
             self._kernel(part.size, size, (size, tuple(x), number, part), key)
-        while sums.size > 1:  # as `_add_in_groups`; a zero changes no sum
+        while sums.size > 1:  # as in `_sums_of_tiles`; a zero changes no sum
             groups = np.zeros((-(-sums.size // GROUP), GROUP))
             groups.ravel()[: sums.size] = sums
             sums = np.add.accumulate(groups, axis=1)[:, -1]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload, register_jitable
+from numba.extending import overload, register_jitable
 
-from npquant.cpu.memory import inlined
+from npquant.cpu.lowered import lowered
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
@@ -99,7 +99,7 @@ def _picked(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
     )
 
 
-@intrinsic
+@lowered(transpose)
 def _transpose(context: Any, x: Any, i: Any, pitch: Any, y: Any, k: Any, to: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         source, i, pitch, target, k, to = args
@@ -126,7 +126,7 @@ def _transpose(context: Any, x: Any, i: Any, pitch: Any, y: Any, k: Any, to: Any
     return types.void(x, n, n, y, n, n), codegen
 
 
-@intrinsic
+@lowered(thin)
 def _thin(context: Any, x: Any, i: Any, y: Any, k: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         source, i, target, k = args
@@ -137,16 +137,6 @@ def _thin(context: Any, x: Any, i: Any, y: Any, k: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(x, types.uintp, y, types.uintp), codegen
-
-
-@overload(transpose, **inlined)
-def _of_transpose(x, i, pitch, y, k, to):
-    return lambda x, i, pitch, y, k, to: _transpose(x, i, pitch, y, k, to)  # type: ignore[call-arg]
-
-
-@overload(thin, **inlined)
-def _of_thin(x, i, y, k):
-    return lambda x, i, y, k: _thin(x, i, y, k)  # type: ignore[call-arg]
 
 
 def _walk(

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 from numba.extending import register_jitable
 
-from npquant.cpu.memory import LINE, to_line
-from npquant.cpu.storage import Storage, overload, reinterpreted
+from npquant.cpu.lowered import lowered
+from npquant.cpu.memory import data_of, new_array
+from npquant.cpu.storage import Storage
 
 #: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns
 #: would compete for the same places of the cache.
@@ -39,41 +42,53 @@ def _bits(t: Any) -> int:
     return int(t.bits if isinstance(t, Storage) else t.bitwidth)
 
 
-@overload(empty)
-def _empty(p):
-    word = np.uint64 if any(_bits(t) > 32 for t in p) else np.uint32
-    size = len(p) * PITCH + LINE
-
-    def empty_(p):
-        room = np.empty(size, word)
-        return room[to_line(room, 0) :]
-
-    return empty_
+def _word(p: Any) -> types.Type:
+    return types.uint64 if any(_bits(t) > 32 for t in p) else types.uint32
 
 
-@overload(put)
-def _put(table, k, p):
-    word = reinterpreted[table.dtype]
-    if len(p) == 1:
+@lowered(empty)
+def _empty(typing: Any, p: Any) -> Any:
+    kind = types.Array(_word(p), 1, "C")
 
-        def put_(table, k, p):
-            table[k] = word(p[0])
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return new_array(context, builder, kind, ir.IntType(64)(len(p) * PITCH))
 
-    else:
-
-        def put_(table, k, p):
-            table[k] = word(p[0])
-            put(table, k + np.uintp(PITCH), p[1:])
-
-    return put_
+    return kind(p), generate
 
 
-@overload(take)
-def _take(table, k, p):
-    member = reinterpreted[p[0]]
-    if len(p) == 1:
-        return lambda table, k, p: (member(table[k]),)
-    return lambda table, k, p: (member(table[k]), *take(table, k + np.uintp(PITCH), p[1:]))
+def _places(context: Any, builder: Any, table: Any, array: Any, k: Any, n: int) -> Any:
+    """Where the members of row k lie."""
+    data = data_of(context, builder, table, array)
+    return [builder.gep(data, [builder.add(k, k.type(i * PITCH))]) for i in range(n)]
+
+
+@lowered(put)
+def _put(typing: Any, table: Any, k: Any, p: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, k, row = args
+        for i, place in enumerate(_places(context, builder, table, array, k, len(p))):
+            value, word = builder.extract_value(row, i), place.type.pointee
+            if isinstance(value.type, (ir.FloatType, ir.DoubleType)):
+                value = builder.bitcast(value, ir.IntType(_bits(p[i])))
+            builder.store(value if value.type == word else builder.zext(value, word), place)
+        return context.get_dummy_value()
+
+    return types.void(table, types.uintp, p), generate
+
+
+@lowered(take)
+def _take(typing: Any, table: Any, k: Any, p: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, k, _ = args
+        row = []
+        for i, place in enumerate(_places(context, builder, table, array, k, len(p))):
+            bits, kind = ir.IntType(_bits(p[i])), context.get_value_type(p[i])
+            value = builder.load(place)
+            value = value if value.type == bits else builder.trunc(value, bits)
+            row.append(value if kind == bits else builder.bitcast(value, kind))
+        return context.make_tuple(builder, sig.return_type, row)
+
+    return p(table, types.uintp, p), generate
 
 
 @register_jitable
