@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils, errors
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, lower_builtin, models, overload, register_model
 
 #: Bytes of a line of the cache. A vector that lies in two of them takes twice as long to load, and
 #: NumPy's large arrays begin 16 bytes behind one.
@@ -16,6 +17,18 @@ LINE = 64
 
 #: How functions are compiled that belong to the kernels that call them.
 inlined: Any = {"jit_options": {"no_cfunc_wrapper": True, "forceinline": True}}
+
+
+class EverySecond(types.Array):  # type: ignore[misc]
+    """Every second element of memory, to be read: a loop over them is vectorised.
+
+    An element is half of a pair of them that begins where pairs do. So a pair lies in one page, and
+    can be read though its other half is not the array's. The compiler makes few instructions of
+    wide loads whose halves are dropped, but a slow gather of loads of each element.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(dtype, 1, "A", readonly=True, name=f"every_second[{dtype}]")
 
 
 def _room(n: Any, v: Any) -> Any:
@@ -27,6 +40,14 @@ def _room(n: Any, v: Any) -> Any:
     return np.empty(n, type(v))
 
 
+def _on_stack(context: Any, builder: Any, kind: Any, size: int) -> Any:
+    value = context.get_value_type(kind)
+    with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
+        room = builder.alloca(ir.ArrayType(value, size))
+    room.align = 64
+    return builder.bitcast(room, value.as_pointer())
+
+
 @intrinsic
 def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
     if not isinstance(n, types.IntegerLiteral):
@@ -34,13 +55,40 @@ def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
     size = n.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
-            room = builder.alloca(ir.ArrayType(context.get_value_type(v), size))
-        room.align = 64
-        return builder.bitcast(room, context.get_value_type(sig.return_type))
+        return _on_stack(context, builder, v, size)
 
     return types.CPointer(v)(n, v), codegen
 
+
+def _rooms_near(n: Any, x: Any) -> Any:
+    """Rooms as `local` ones for `n` elements of an array, or of each of a tuple, of which any is of
+    every second element; else None.
+    """
+
+
+@intrinsic
+def _rooms_near_on_stack(context: Any, n: Any, x: Any) -> Any:
+    if not isinstance(n, types.IntegerLiteral):
+        raise errors.RequireLiteralValue("n")
+    size = n.literal_value
+    arrays = x.types if isinstance(x, types.BaseTuple) else (x,)
+    result = types.none
+    if any(isinstance(a, EverySecond) for a in arrays):
+        result = types.Tuple([types.CPointer(a.dtype) for a in arrays])
+        result = result if isinstance(x, types.BaseTuple) else result[0]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.return_type == types.none:
+            return context.get_dummy_value()
+        rooms = [_on_stack(context, builder, a.dtype, size) for a in arrays]
+        if isinstance(x, types.BaseTuple):
+            return context.make_tuple(builder, sig.return_type, rooms)
+        return rooms[0]
+
+    return result(n, x), codegen
+
+
+near: Any = _rooms_near if config.DISABLE_JIT else _rooms_near_on_stack  # type: ignore[attr-defined]
 
 # No overload of a function, since what its frame holds is gone when it returns.
 local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
@@ -51,6 +99,28 @@ def data_of(context: Any, builder: Any, kind: Any, values: Any) -> Any:
     if isinstance(kind, types.CPointer):
         return values
     return context.make_array(kind)(context, builder, values).data
+
+
+@register_model(EverySecond)
+class _EverySecondModel(models.ArrayModel):  # type: ignore[misc]
+    pass
+
+
+@lower_builtin(operator.getitem, EverySecond, types.Integer)  # type: ignore[untyped-decorator]
+def _half_of_pair(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    array, i = sig.args
+    kind = context.get_data_type(array.dtype)
+    size = context.get_abi_sizeof(kind)
+    half, pair = ir.IntType(8 * size), ir.IntType(16 * size)
+    place = builder.bitcast(data_of(context, builder, array, args[0]), ir.IntType(8).as_pointer())
+    i = context.cast(builder, args[1], i, types.uintp)
+    skip = builder.and_(builder.ptrtoint(place, i.type), i.type(size))  # the bytes of a first half
+    pairs = builder.bitcast(builder.gep(place, [builder.neg(skip)]), pair.as_pointer())
+    found = builder.load(builder.gep(pairs, [i]), align=2 * size)
+    bits = builder.mul(skip, i.type(8))
+    bits = builder.trunc(bits, pair) if pair.width < i.type.width else bits
+    found = builder.trunc(builder.lshr(found, bits), half)
+    return context.data_model_manager[array.dtype].from_data(builder, builder.bitcast(found, kind))
 
 
 def fetch(values: Any, first: Any, n: Any) -> None:
@@ -90,6 +160,7 @@ def _to_line(context: Any, x: Any, i: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, i = args
         size = context.get_abi_sizeof(context.get_data_type(x.dtype))
+        size *= 1 + isinstance(x, EverySecond)
         place = builder.ptrtoint(data_of(context, builder, x, array), i.type)
         place = builder.add(builder.udiv(place, i.type(size)), i)
         return builder.and_(builder.neg(place), i.type(LINE // size - 1))

@@ -90,6 +90,8 @@ def pieces(
         yield piece, whole, qparams
         for a, room in into:
             np.copyto(a, room)
+    elif apart and all(map(plain, written)) and all(map(_readable, inputs)):
+        yield piece, [a if a is None else a.reshape(-1) for a in (*inputs, *outputs)], qparams
     elif apart and all(map(plain, written)) and all(map(strided.aligned, inputs)):
         memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in inputs]
         results = [a if a is None else a.reshape(-1) for a in outputs]
@@ -121,6 +123,10 @@ def _copied(
             np.copyto(room, a)
     into: Any = [(a, r) for a, r in zip(outputs, rooms[len(inputs) :], strict=True) if a is not r]
     return [r if r is None else r.reshape(-1) for r in rooms], into
+
+
+def _readable(a: Array) -> bool:
+    return plain(a) or strided.every_second(a)
 
 
 def _worth(spans: Spans) -> bool:
@@ -236,6 +242,8 @@ def as_they_lie(
     granularity: Granularity, x: Array
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
     """How the channels of `x` lie in memory, if they can be taken so in any order, and its axes."""
+    if strided.every_second(x):
+        return granularity.layout(x.shape, None), None
     return _as_they_lie(granularity, [x], ordered=False)
 
 
