@@ -8,6 +8,7 @@ counted in elements of `memory`, which is flat.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,12 @@ def every_second(a: Array) -> bool:
 
 def key(a: Array) -> np.dtype[Any]:
     """What stands for `a` in keys of kernels: its dtype, or a pair of it for every second."""
-    return a.dtype if a.flags.c_contiguous else np.dtype((a.dtype, 2))
+    return a.dtype if a.flags.c_contiguous else _pair(a.dtype)
+
+
+@cache
+def _pair(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype((dtype, 2))
 
 
 def crossed(a: Array) -> int:
