@@ -781,13 +781,14 @@ class Total:
             """Tasks (tile)."""
             lanes = local(LANES, 0.0)
             kind = element(each(x, 0), number)
-            terms = (local(STRIP, kind),)
+            terms, rooms = (local(STRIP, kind),), near(STRIP, x)
             for tile in range(begin, end):
                 _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    strip(x, np.uintp(start), m, (), number, kind, terms[0], np.uintp(0))
+                    u, at = brought(x, np.uintp(start), m, rooms)
+                    strip(u, at, m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
 
@@ -804,10 +805,10 @@ class Total:
             self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, n, flat, number, sums)
             return float(sums.item())
         for _, _, tiles, x in channel_pieces(
-            Granularity(1, n, None), inputs, (), TILE, ordered=True
+            Granularity(1, n, None), inputs, (), TILE, ordered=True, pairs=True
         ):
             size, part = x[0].size, sums[tiles]
-            key = tuple([a.dtype for a in x])
+            key = tuple(map(key_of, x))
             self._kernel(part.size, size, (size, tuple(x), number, part), key)
         return float(np.add.accumulate(sums)[-1])
 

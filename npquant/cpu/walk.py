@@ -171,16 +171,20 @@ def channel_pieces(
     outputs: tuple[Array, ...],
     tile: int,
     ordered: bool,
+    pairs: bool = False,
 ) -> Iterator[tuple[Layout, slice, slice, list[Any]]]:
     """Yield (layout, channels, tiles, flat arrays): as `pieces`, but of whole tiles of channels.
 
     `channels` and `tiles` say which ones a piece holds. With `ordered`, the elements of a channel
-    keep their logical order; without, any order in memory will do.
+    keep their logical order; without, any order in memory will do. With `pairs`, a large input may
+    be every second element of memory, which `strided.key` tells.
     """
     arrays = [*inputs, *outputs]
     size = arrays[0].size
     count = size // granularity.channels
     found, order = _as_they_lie(granularity, arrays, ordered)
+    if pairs and found is None and size > PIECE and all(map(_readable, arrays)):
+        found = granularity.layout(arrays[0].shape, None)
     if isinstance(found, Layout):
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
         yield found, *everything, [_flat(a, order) for a in arrays]
