@@ -426,14 +426,12 @@ def test_permuted_axes(name, shape):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_second_element(name, place):
     """Of all arrays or of one of them, where pairs begin with an element or end with it."""
-    for shape, axis in every_call(name, ((6, 40), (3, 5, 4, 8), (2, 1100), (301,))):
-        kwargs = arguments(name, shape, axis)
+    data = data_of(name)
+    for shape, axis in every_call(name, ((3, 5, 4, 8), (2, 1100), (301,))):
         whole = results(name, arguments(name, shape, axis))
-        data = data_of(name)
-        for keys in (data, *([key] for key in data if len(data) > 1)):
-            relaid_ = relaid(kwargs, lambda x: in_pairs(x, place), keys)
-            assert_same(results(name, relaid_), whole, (shape, axis, keys))
-            kwargs = arguments(name, shape, axis)  # some are updated in place
+        for keys in (data, data[:1]):
+            kwargs = relaid(arguments(name, shape, axis), lambda x: in_pairs(x, place), keys)
+            assert_same(results(name, kwargs), whole, (shape, axis, keys))
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -71,19 +71,18 @@ def _rooms_near_on_stack(context: Any, n: Any, x: Any) -> Any:
     if not isinstance(n, types.IntegerLiteral):
         raise errors.RequireLiteralValue("n")
     size = n.literal_value
-    arrays = x.types if isinstance(x, types.BaseTuple) else (x,)
-    result = types.none
+    several = isinstance(x, types.BaseTuple)
+    arrays = list(x) if several else [x]
+    result: Any = types.none
     if any(isinstance(a, EverySecond) for a in arrays):
-        result = types.Tuple([types.CPointer(a.dtype) for a in arrays])
-        result = result if isinstance(x, types.BaseTuple) else result[0]
+        kinds = [types.CPointer(a.dtype) for a in arrays]
+        result = types.Tuple(kinds) if several else kinds[0]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.return_type == types.none:
+        if result == types.none:
             return context.get_dummy_value()
         rooms = [_on_stack(context, builder, a.dtype, size) for a in arrays]
-        if isinstance(x, types.BaseTuple):
-            return context.make_tuple(builder, sig.return_type, rooms)
-        return rooms[0]
+        return context.make_tuple(builder, result, rooms) if several else rooms[0]
 
     return result(n, x), codegen
 

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload, register_jitable
 
-from npquant.cpu.memory import inlined, local, near
+from npquant.cpu.memory import inlined, local
 from npquant.primitives import each, put, store
 
 #: Elements of a strip at most.
