@@ -15,6 +15,7 @@ import npquant
 import oracle
 from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
 from cases import assert_same
+from npquant import dtypes
 from npquant.cpu import loops, reduce, target, walk
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
@@ -71,6 +72,13 @@ def every_second(x):
     return part
 
 
+def in_pairs(x, place=1):
+    """Every second element of memory, the first or the second of each pair."""
+    pairs = np.full((*x.shape, 2), x.max() if x.size else 0, x.dtype)
+    pairs[..., place] = x
+    return pairs[..., place]
+
+
 def window(x):
     wide = np.zeros([n + 3 for n in x.shape], x.dtype)
     part = wide[(slice(1, -2),) * x.ndim]
@@ -102,6 +110,7 @@ DENSE = {
 LAYOUTS = DENSE | {
     "reversed": reversed_axes,
     "every second": every_second,
+    "in pairs": in_pairs,
     "window": window,
     "unaligned": unaligned,
     "byte-swapped": byte_swapped,
@@ -290,6 +299,7 @@ CUT = {
     "read-only": read_only,
     "Fortran": DENSE["Fortran"],
     "every second": every_second,
+    "in pairs": in_pairs,
 }
 
 
@@ -409,6 +419,59 @@ def test_permuted_axes(name, shape):
                 for how in (dense, permuted):
                     got = results(name, relaid(kwargs, how, DATA))
                     assert_same(got, whole, (axis, order, lay.__name__, how.__name__))
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_second_element(name, place):
+    """Of all arrays or of one of them, where pairs begin with an element or end with it."""
+    data = data_of(name)
+    for shape, axis in every_call(name, ((3, 5, 4, 8), (2, 1100), (301,))):
+        whole = results(name, arguments(name, shape, axis))
+        for keys in (data, data[:1]):
+            kwargs = relaid(arguments(name, shape, axis), lambda x: in_pairs(x, place), keys)
+            assert_same(results(name, kwargs), whole, (shape, axis, keys))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("dtype", dtypes.FLOATS | frozenset(dtypes.BOUNDS), ids=str)
+def test_every_second_element_of_a_dtype(dtype, place):
+    lo, hi = dtypes.BOUNDS.get(dtype, (-150, 150))
+    x = np.arange(-150, 150).clip(lo, hi).astype(np.float32).astype(dtype)
+    op, args = npquant.dequantize_per_tensor, (0.5, 1, lo, hi, dtype)
+    if dtype in dtypes.FLOATS:
+        op, args = npquant.convert_element_type, (np.float64,)
+    assert_same((op(in_pairs(x, place), *args),), (op(x, *args),), dtype)
+
+
+AT_THE_END_OF_A_PAGE = """
+import ctypes, mmap
+import numpy as np
+import npquant
+from npquant.cpu import walk
+
+walk.PIECE = 100
+pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+memory = np.frombuffer(pages, np.float32)
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+for place in (0, 2):
+    at = ctypes.c_void_p(memory.ctypes.data + place * mmap.PAGESIZE)
+    assert protect(at, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+page = memory[mmap.PAGESIZE // 4 : mmap.PAGESIZE // 2]
+for x in (page[::2], page[1::2], page[:-1:2], page[2::2]):
+    assert npquant.convert_element_type(x, np.float64).sum() == 0
+print("right")
+"""
+
+
+def test_other_pages_are_not_read():
+    """The other half of a pair lies in the same page."""
+    run = subprocess.run(
+        [sys.executable, "-c", AT_THE_END_OF_A_PAGE], capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "right\n", f"{run.returncode} {run.stderr}"
 
 
 @pytest.mark.parametrize("name", ["quantize_per_token", "quantize_per_channel_group"])

@@ -15,6 +15,7 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
+from npquant.cpu import strided
 from npquant.cpu.lanes import LANES, add_terms, folded
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces
@@ -116,10 +117,12 @@ class Count:
 
         `low` and `high` are what the parameters of each channel are made of.
         """
-        for layout, some, _, (flat,) in channel_pieces(granularity, (x,), (), 1, ordered=False):
+        for layout, some, _, (flat,) in channel_pieces(
+            granularity, (x,), (), 1, ordered=False, pairs=True
+        ):
             channels, inner = layout
             n = flat.size
-            count, key = n // channels, (x.dtype, low.dtype)
+            count, key = n // channels, (strided.key(flat), low.dtype)
             if inner == 1 and channels > 1:
                 args = (channels, inner, count, 1, flat, low[some], high[some], counts[some])
                 self._beside(-(-channels // BLOCK), n, args, key)

@@ -19,8 +19,8 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
-from npquant.cpu.memory import to_line
-from npquant.cpu.steps import STRIP, in_steps
+from npquant.cpu.memory import near, to_line
+from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
@@ -132,7 +132,7 @@ class Elementwise:
             """As `runs`, in steps."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants = lo, hi, nan
+            constants, rooms = (lo, hi, nan), near(STRIP, x)
             while begin < end:
                 row = (first + begin) // inner
                 m = min((row + 1) * inner - first - begin, end - begin)
@@ -140,7 +140,8 @@ class Elementwise:
                     m = to_line(x, begin) or STRIP
                 c, base = row % channels, np.uintp(begin)
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                strip(x, base, m, (), (p, constants), lo, y, base)
+                u, at_u = brought(x, base, m, rooms)
+                strip(u, at_u, m, (), (p, constants), lo, y, base)
                 begin += m
             return True
 
@@ -336,7 +337,7 @@ class Elementwise:
                 items, grain = n // inner, GRAIN // inner
         look = _NO_LOOK if kernel in (self._runs, self._periods) else ()
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
-        dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
+        dtypes = strided.key(x) if type(x) is np.ndarray else tuple(map(strided.key, x))
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
 
@@ -397,7 +398,7 @@ _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
 
 def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
     """Of float32 data, float64 scales, and integers that a float32 holds in its last bits."""
-    return x == np.float32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
+    return x.base == np.float32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
 
 
 class Tried(Elementwise):
@@ -459,7 +460,7 @@ class Tried(Elementwise):
 def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
     """Of integers of a byte, float64 scales, and differences and results in float32."""
     scale, zero_point, _ = qparams
-    few, wide = x.itemsize == 1 and x not in FLOAT8, scale == np.float64
+    few, wide = x.base.itemsize == 1 and x.base not in FLOAT8, scale == np.float64
     return few and wide and zero_point != np.float64 and y == np.float32
 
 
@@ -551,7 +552,7 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
         for piece, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
             m = flat[-1].size
             if piece.views is None:
-                kernel(m, m, tuple(flat), key)
+                kernel(m, m, tuple(flat), tuple(map(strided.key, flat)))
             else:
                 kernel_apart(m, m, (piece.views, tuple(flat[:-1]), flat[-1]), key)
 

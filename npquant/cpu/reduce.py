@@ -26,10 +26,11 @@ from npquant.cpu.lanes import (
     folded,
     sums_together,
 )
-from npquant.cpu.memory import fetch, from_line, local, to_line
-from npquant.cpu.steps import in_steps
+from npquant.cpu.memory import fetch, from_line, local, near, to_line
+from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, VIEWS, gather, scatter
+from npquant.cpu.strided import VIEW, VIEWS, every_second, gather, scatter
+from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import (
     GRAIN,
     PARALLEL_FROM,
@@ -244,7 +245,7 @@ class Extremes:
             kernel, n, how = self._runs, least.size, (*found, count)
             if isinstance(found, Spans):
                 kernel, n, how = self._beside, found.outer * shape[1], (*found[1:], tile)
-            kernel(n, x.size, (*how, flat.reshape(x.size), least, greatest), dtypes)
+            kernel(n, x.size, (*how, flat.reshape(x.size), least, greatest), (key_of(flat), kind))
         elif (seen := by_view(granularity, x)) is not None:
             view, memory = seen
             self._apart(least.size, x.size, (view, count, memory, least, greatest), dtypes)
@@ -372,7 +373,7 @@ class Gradients:
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
-            terms = local(STRIP, factor), local(STRIP, factor)
+            terms, rooms = (local(STRIP, factor), local(STRIP, factor)), near(STRIP, (g, x))
             tiles = sums.shape[2]
             for task in range(begin, end):
                 c, tile = task // tiles * block, task % tiles
@@ -394,10 +395,11 @@ class Gradients:
                                 p = table.take(columns, np.uintp(q + r), kind)
                                 base = np.uintp((row * channels + c + q + r) * inner + i + start)
                                 term = np.uintp(r * n)
+                                both, at = brought((g, x), base, n, rooms)
                                 for k in range(np.uintp(n)):
-                                    v = g[base + k]
-                                    inside, slope, shift = element(v, x[base + k], p, constants)
-                                    store(y, base + k, masked(v, inside))
+                                    u, v = each(both, at + k)
+                                    inside, slope, shift = element(u, v, p, constants)
+                                    store(y, base + k, masked(u, inside))
                                     terms[0][term + k], terms[1][term + k] = slope, shift
                             for r in range(min(some, width - q)):
                                 add_terms(lanes, (q + r) * 2 * LANES, terms, r * n, e % LANES, n)
@@ -626,9 +628,9 @@ class Gradients:
             return
         channels, inner, _ = granularity
         n = x.size
-        flat = plain(grad) and plain(x) and plain(y)
+        flat = plain(y) and all(map(plain if plain(x) else every_second, (grad, x)))
         if flat and x.ndim != 1:
-            grad, x, y = grad.ravel(), x.ravel(), y.ravel()
+            grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
         if flat and channels > MANY and channels * inner == n:
             for c in range(0, channels, MANY):
                 some = slice(c, min(c + MANY, channels))
@@ -714,7 +716,7 @@ class Gradients:
         kernel, block, inner = self._cut(channels, inner, count)
         args = (0, block, channels, inner, count, grad, x, scale, zero_point, *constants, y, sums,
                 *NO_ROOM)  # fmt: skip
-        key = (x.dtype, scale.dtype, zero_point.dtype, code)
+        key = (key_of(x), scale.dtype, zero_point.dtype, code)
         kernel(outer * -(-channels // block) * sums.shape[2], n, args, key)
 
     def _cut(self, channels: int, inner: int, count: int) -> tuple[Kernel, int, int]:
@@ -745,7 +747,7 @@ def _give(found: Any, c: Any, tile: Any, sums: Any, grad_scale: Any, grad_zero_p
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
-    data, sums = array_type(x), types.Array(types.float64, 3, "A")
+    data, y, sums = array_type(x), array_type(x.base), types.Array(types.float64, 3, "A")
     bound, number = (
         types.float32 if code == "float32" else types.float64,
         types.float64 if x == np.float64 else types.float32,
@@ -753,7 +755,7 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
     gradient = array_type(np.dtype(np.float32))
     return (
         types.intp, types.intp, types.intp, types.intp, types.intp, data, data,
-        array_type(scale), array_type(zero_point), bound, bound, number, data, sums, gradient,
+        array_type(scale), array_type(zero_point), bound, bound, number, y, sums, gradient,
         gradient,
     )  # fmt: skip
 
@@ -815,13 +817,14 @@ class Total:
             """Tasks (tile)."""
             lanes = local(LANES, 0.0)
             kind = element(each(x, 0), number)
-            terms = (local(STRIP, kind),)
+            terms, rooms = (local(STRIP, kind),), near(STRIP, x)
             for tile in range(begin, end):
                 _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    strip(x, np.uintp(start), m, (), number, kind, terms[0], np.uintp(0))
+                    u, at = brought(x, np.uintp(start), m, rooms)
+                    strip(u, at, m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
 
@@ -838,10 +841,10 @@ class Total:
             self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, n, flat, number, sums)
             return float(sums.item())
         for _, _, tiles, x in channel_pieces(
-            Granularity(1, n, None), inputs, (), TILE, ordered=True
+            Granularity(1, n, None), inputs, (), TILE, ordered=True, pairs=True
         ):
             size, part = x[0].size, sums[tiles]
-            key = tuple([a.dtype for a in x])
+            key = tuple(map(key_of, x))
             self._kernel(part.size, size, (size, tuple(x), number, part), key)
         while sums.size > 1:  # as in `_sums_of_tiles`; a zero changes no sum
             groups = np.zeros((-(-sums.size // GROUP), GROUP))

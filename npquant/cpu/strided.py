@@ -8,6 +8,7 @@ counted in elements of `memory`, which is flat.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numba import types
 from numba.extending import overload, register_jitable
 
 from npquant.cpu.lowered import lowered
+from npquant.cpu.memory import data_of
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
@@ -62,6 +64,21 @@ def aligned(a: Array) -> bool:
     return a.flags.aligned and not any(s % a.itemsize for s in a.strides)
 
 
+def every_second(a: Array) -> bool:
+    """Whether kernels can read `a` as it lies, as every second element of memory."""
+    return a.itemsize <= 4 and a.flags.aligned and joined(a) == [(a.size, 2 * a.itemsize)]
+
+
+def key(a: Array) -> np.dtype[Any]:
+    """What stands for `a` in keys of kernels: its dtype, or a pair of it for every second."""
+    return a.dtype if a.flags.c_contiguous else _pair(a.dtype)
+
+
+@cache
+def _pair(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype((dtype, 2))
+
+
 def crossed(a: Array) -> int:
     """How long the rows of `a` are, if its neighbours in memory are in no row; else 0."""
     axes = joined(a)
@@ -87,7 +104,7 @@ def thin(x: Any, i: Any, y: Any, k: Any) -> None:
 
 def _block(context: Any, builder: Any, kind: Any, array: Any, at: Any, n: int) -> Any:
     """The place of `n` elements of an array, as a vector."""
-    data = context.make_array(kind)(context, builder, array).data
+    data = data_of(context, builder, kind, array)
     vector = ir.VectorType(context.get_data_type(kind.dtype), n)
     return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
 

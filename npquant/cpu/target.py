@@ -21,6 +21,7 @@ from numba.extending import register_jitable
 
 from npquant.cpu import cache
 from npquant.cpu import threads as pool
+from npquant.cpu.memory import EverySecond
 from npquant.cpu.storage import TYPES
 from npquant.primitives import at, widen
 
@@ -93,6 +94,9 @@ called = register_jitable(no_cfunc_wrapper=True)
 
 
 def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
+    """The type of contiguous arrays; of flat ones of every second element for a pair of a dtype."""
+    if dtype.shape:
+        return EverySecond(TYPES[dtype.base])
     return types.Array(TYPES[dtype], ndim, "C")
 
 

@@ -91,6 +91,8 @@ def pieces(
         yield piece, whole, qparams
         for a, room in into:
             np.copyto(a, room)
+    elif apart and all(map(plain, written)) and all(map(_readable, inputs)):
+        yield piece, [a if a is None else a.reshape(-1) for a in (*inputs, *outputs)], qparams
     elif apart and all(map(plain, written)) and all(map(strided.aligned, inputs)):
         memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in inputs]
         results = [a if a is None else a.reshape(-1) for a in outputs]
@@ -122,6 +124,10 @@ def _copied(
             np.copyto(room, a)
     into: Any = [(a, r) for a, r in zip(outputs, rooms[len(inputs) :], strict=True) if a is not r]
     return [r if r is None else r.reshape(-1) for r in rooms], into
+
+
+def _readable(a: Array) -> bool:
+    return plain(a) or strided.every_second(a)
 
 
 def _worth(spans: Spans) -> bool:
@@ -166,16 +172,20 @@ def channel_pieces(
     outputs: tuple[Array, ...],
     tile: int,
     ordered: bool,
+    pairs: bool = False,
 ) -> Iterator[tuple[Layout, slice, slice, list[Any]]]:
     """Yield (layout, channels, tiles, flat arrays): as `pieces`, but of whole tiles of channels.
 
     `channels` and `tiles` say which ones a piece holds. With `ordered`, the elements of a channel
-    keep their logical order; without, any order in memory will do.
+    keep their logical order; without, any order in memory will do. With `pairs`, a large input may
+    be every second element of memory, which `strided.key` tells.
     """
     arrays = [*inputs, *outputs]
     size = arrays[0].size
     count = size // granularity.channels
     found, order = _as_they_lie(granularity, arrays, ordered)
+    if pairs and found is None and size > PIECE and all(map(_readable, arrays)):
+        found = granularity.layout(arrays[0].shape, None)
     if isinstance(found, Layout):
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
         yield found, *everything, [_flat(a, order) for a in arrays]
@@ -237,6 +247,8 @@ def as_they_lie(
     granularity: Granularity, x: Array
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
     """How the channels of `x` lie in memory, if they can be taken so in any order, and its axes."""
+    if strided.every_second(x):
+        return granularity.layout(x.shape, None), None
     return _as_they_lie(granularity, [x], ordered=False)
 
 

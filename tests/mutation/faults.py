@@ -71,6 +71,9 @@ PERMUTED_SUMS = tests(
     "layouts",
     "permuted_axes[fake_quantize_learnable_per_tensor_affine_backward-(2, 3, 17, 4, 12)]",
 )
+IN_PAIRS = tests(
+    "layouts", "every_second_element[fake_quantize_learnable_per_tensor_affine_backward-0]"
+)
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
 SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
 STATE = tests("state", "malformed_state_of_an_optimizer")
@@ -423,6 +426,19 @@ FAULTS = (
           "run(0, m, 0, 0.0, 0.0, first, channels, inner, u",
           "run(0, m, 0, 0.0, 0.0, 0, channels, inner, u",
           "a part of what is not flat that does not know where it begins", LARGE),
+    Fault("cpu/memory.py",
+          "builder.trunc(builder.lshr(found, bits), half)",
+          "builder.trunc(found, half)",
+          "the first half of every pair", tests("layouts", "every_second_element_of_a_dtype")),
+    Fault("cpu/memory.py",
+          "builder.gep(place, [builder.neg(skip)])",
+          "builder.gep(place, [skip])",
+          "pairs that begin where no pair does", tests("layouts", "other_pages_are_not_read")),
+    Fault("cpu/reduce.py",
+          "brought((g, x), base, n, rooms)",
+          "brought((g, x), base, n - 1, rooms)",
+          "the last of a strip of every second element left behind",
+          IN_PAIRS),
     Fault("cpu/strided.py",
           "range(0, 2 * THINNED, 2)",
           "range(1, 2 * THINNED, 2)",
