@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula
-from npquant.formulas.elementary import log, log2, power, raised, sigmoid
+from npquant.formulas.elementary import log2, logit, power, raised, sigmoid
 from npquant.primitives import floor, fma, item, like, rounded_code, widen
 
 #
@@ -17,6 +17,8 @@ from npquant.primitives import floor, fma, item, like, rounded_code, widen
 
 _ZETA, _GAMMA = np.float32(1.1), np.float32(-0.1)
 _SPAN = np.float32(_ZETA - _GAMMA)
+#: Where the sigmoid is 1/2; a float32 of it is 1/2.
+_MIDDLE = np.float64(_GAMMA) + np.float64(_SPAN) / 2
 
 
 @formula
@@ -65,26 +67,24 @@ def floored(x: Any, p: Any) -> Any:
 
 
 @formula
-def init_ratio(x: Any, made: Any, shared: Any) -> Any:
-    """exp(-V)."""
+def init_fraction(x: Any, made: Any, shared: Any) -> Any:
+    """The fraction that rounding down drops, from the middle on."""
     (scale, _), _ = shared
     t = widen(x) / scale
-    fraction = t - floor(t)
-    ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
-    return ratio - like(np.float32(1), t)
+    return (t - floor(t)) - like(_MIDDLE, t)
 
 
 @formula
-def init_log(x: Any, made: Any, shared: Any) -> Any:
-    (ratio,) = made
-    return -log(ratio)
+def init_logit(x: Any, made: Any, shared: Any) -> Any:
+    (u,) = made
+    return logit(u)
 
 
 @formula
 def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """The V whose h(V) is the fraction that rounding down drops."""
     shared = p, constants
-    return init_log(x, (init_ratio(x, (), shared),), shared), True
+    return init_logit(x, (init_fraction(x, (), shared),), shared), True
 
 
 @formula
