@@ -58,7 +58,7 @@ def weights(dtype, granularity="per tensor", seed=0):
     return x, v, *qparams, where
 
 
-# --- sigmoid, logarithm and power ------------------------------------------------------------------
+# --- sigmoid, logarithm and power ---------------------------------------------------------------
 
 
 @functools.cache
