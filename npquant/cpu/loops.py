@@ -136,8 +136,7 @@ class Elementwise:
                 return True
             constants = lo, hi, nan
             row = (first + begin) // inner
-            skip = (first + begin) - row * inner
-            c = row % channels
+            c, skip = row % channels, (first + begin) - row * inner
             while begin < end:
                 m = min(inner - skip, end - begin)
                 if m > STRIP:
