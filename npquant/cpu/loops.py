@@ -132,17 +132,24 @@ class Elementwise:
             """As `runs`, in steps."""
             if not usual(look, scale, zero_point, least, most):
                 return False
+            if begin == end:
+                return True
             constants, rooms = (lo, hi, nan), near(STRIP, x)
+            row = (first + begin) // inner
+            c, skip = row % channels, (first + begin) - row * inner
             while begin < end:
-                row = (first + begin) // inner
-                m = min((row + 1) * inner - first - begin, end - begin)
+                m = min(inner - skip, end - begin)
                 if m > STRIP:
                     m = to_line(x, begin) or STRIP
-                c, base = row % channels, np.uintp(begin)
+                base = np.uintp(begin)
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 u, at_u = brought(x, base, m, rooms)
                 strip(u, at_u, m, (), (p, constants), lo, y, base)
                 begin += m
+                skip += m
+                if skip == inner:
+                    skip = 0
+                    c = c + 1 if c + 1 < channels else 0
             return True
 
         def whole(bits: int) -> Callable[..., None]:
