@@ -34,15 +34,13 @@ _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 #: Runs shorter than this are done side by side.
 SHORT = 16
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
-#: a line of the cache.
-BLOCK, LONG = 16, 512
+#: a line of the cache. Of what may be guessed instead, runs up to LONG_GUESSED.
+BLOCK, LONG, LONG_GUESSED = 16, 512, 96
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
 _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
 #: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
 FEW, LEAST_PERIOD = 256, 512
-#: With more elements than this, what `blocks` spares short runs is more than another call.
-MANY = 1 << 16
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
 #: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
 #: which no cache holds, whole rows are: to read it in order matters more.
@@ -92,6 +90,8 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
+        self._longest = LONG
+
         def runs(
             begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
             inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
@@ -144,17 +144,20 @@ class Elementwise:
                 begin += m
             return True
 
-        def whole(bits: int) -> Callable[..., None]:
+        def whole(bits: int) -> Callable[..., Any]:
             """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
 
             def blocks(
-                begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-                scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-            ) -> None:  # fmt: skip
+                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+                mask: Any,
+            ) -> Any:  # fmt: skip
                 """Items (row)."""
+                if not usual(look, scale, zero_point, least, most):
+                    return False
                 constants = lo, hi, nan
                 length = np.uintp(inner) & np.uintp(bits)
-                one, most = np.uintp(1), np.uintp(channels)
+                one, count = np.uintp(1), np.uintp(channels)
                 c = np.uintp((first // inner + begin) % channels)
                 for row in range(np.uintp(begin), np.uintp(end)):
                     p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
@@ -163,7 +166,8 @@ class Elementwise:
                         value, inside = element(each(x, base + k), p, constants, y)
                         store(y, base + k, value)
                         store(mask, base + k, inside)
-                    c = c + one if c + one < most else np.uintp(0)
+                    c = c + one if c + one < count else np.uintp(0)
+                return True
 
             return blocks
 
@@ -240,7 +244,7 @@ class Elementwise:
         self._wide, self._work = wide, work
         self._runs = Kernel(runs, f"{name}_runs", _looking(_signature), work)
         self._blocks = {
-            bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _signature, work)
+            bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _looking(_signature), work)
             for bits in (_OF_BLOCKS, *_LENGTHS)
         }
         self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
@@ -274,7 +278,7 @@ class Elementwise:
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if (inner >= SHORT or n <= FEW) and (n <= MANY or inner not in _LENGTHS):
+            if (inner >= SHORT or n <= FEW) and not self._whole(inner, n):
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
@@ -297,8 +301,8 @@ class Elementwise:
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
-    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int] | None:
-        """What does contiguous arrays of `n` elements in one call, and the repeats of `periods`.
+    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int] | None:
+        """What does contiguous arrays of `n` elements in one call: its items, and its repeats.
 
         That is a serial form, which looks at the qparams first.
         """
@@ -306,11 +310,19 @@ class Elementwise:
             return self._wide.small(granularity, n, code)
         channels, inner, _ = granularity
         inner = inner or n
-        if n * self._work >= PARALLEL_FROM or (n > MANY and inner in _LENGTHS):
+        if n * self._work >= PARALLEL_FROM:
             return None
+        if blocks := self._whole(inner, n):
+            return blocks, n // inner, 0
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):
-            return self._periods, -(-n // (channels * inner))
-        return self._runs, 0
+            return self._periods, n, -(-n // (channels * inner))
+        return self._runs, n, 0
+
+    def _whole(self, inner: int, n: int) -> Kernel | None:
+        """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
+        if not 0 < inner < n or inner > self._longest or inner % BLOCK or n % inner:
+            return None
+        return self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
 
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
@@ -331,10 +343,9 @@ class Elementwise:
                 kernel = self._periods_apart if apart else self._periods
                 grain = _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
-                kernel = self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
-                items, grain = n // inner, GRAIN // inner
-        look = _NO_LOOK if kernel in (self._runs, self._periods) else ()
+            elif not (apart or first % inner) and (blocks := self._whole(inner, n)):
+                kernel, items, grain = blocks, n // inner, GRAIN // inner
+        look = () if apart else _NO_LOOK
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = x.dtype if type(x) is np.ndarray else tuple([a.dtype for a in x])
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
@@ -389,7 +400,7 @@ class Guessed(Elementwise):
             return True
 
         kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking(_signature))
-        self._runs = Either(_guessable, kernel, self._runs)
+        self._runs, self._longest = Either(_guessable, kernel, self._runs), LONG_GUESSED
 
 
 _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}

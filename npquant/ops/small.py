@@ -92,7 +92,7 @@ def small(
     found = kind is np.ndarray and getattr(cpu, kernel).__self__.small(granularity, n, code)
     if not found:
         return not_small
-    run, repeats = found
+    run, items, repeats = found
     flat, several = len(shape) == 1, type(dtype) is tuple
     channels, inner, _ = granularity
     inner = inner or n
@@ -135,11 +135,11 @@ def small(
         if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
         if repeats:
-            done = entry(0, n, channels, least, most, 0, channels, inner, repeats, x, scale,
+            done = entry(0, items, channels, least, most, 0, channels, inner, repeats, x, scale,
                          zero_point, lo, hi, nan, v, w)  # fmt: skip
         else:
-            done = entry(0, n, channels, least, most, 0, channels, inner, x, scale, zero_point, lo,
-                         hi, nan, v, w)  # fmt: skip
+            done = entry(0, items, channels, least, most, 0, channels, inner, x, scale, zero_point,
+                         lo, hi, nan, v, w)  # fmt: skip
         return (y, mask) if done else None
 
     return call
