@@ -278,7 +278,7 @@ class Elementwise:
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if (inner >= SHORT or n <= FEW) and not self._whole(inner, n):
+            if inner == n or ((inner >= SHORT or n <= FEW) and not self._whole(inner, n)):
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
