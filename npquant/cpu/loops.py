@@ -22,7 +22,7 @@ from npquant.cpu import strided, table
 from npquant.cpu.memory import to_line
 from npquant.cpu.steps import STRIP, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
-from npquant.cpu.walk import Piece, pieces, plain
+from npquant.cpu.walk import Piece, never, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
@@ -271,7 +271,9 @@ class Elementwise:
         are numbers, and of the constants; "wide" of the latter is for codes too large for it.
         """
         n = x.size
-        if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray:
+        # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
+        within = x is y and n > strided.PIECE
+        if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
                 types_, channels, inner = precision, 1, n
@@ -295,7 +297,8 @@ class Elementwise:
             channels, inner, _ = granularity
             x, y = x.reshape(n), y.reshape(n)
             mask = None if mask is None else mask.reshape(n)
-            piece = Piece(channels, inner or n)
+            views = strided.views((x,), never) if within else None
+            piece = Piece(channels, inner or n, views=views)
             self._flat(piece, x, scale, zero_point, constants, precision, y, mask)
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):

@@ -13,6 +13,7 @@ from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.reduce import NO_SUMS
+from npquant.cpu.strided import PIECE
 from npquant.cpu.target import GRAIN
 from npquant.dtypes import DType
 from npquant.layout import Granularity
@@ -126,6 +127,8 @@ def small(
         if out is None:
             y = _empty(shape, target)
         else:
+            if out is x and n > PIECE:  # which is better done in pieces
+                return None
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
             y = checks.output(out, u, target, names, (*others, scale, zero_point))
             if not y.flags.carray:
