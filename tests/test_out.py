@@ -6,6 +6,7 @@ import pytest
 import npquant as nq
 from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
+from npquant.cpu.strided import PIECE
 
 SHAPES = ((4, 8), (2, 3, 4, 8))
 
@@ -107,6 +108,18 @@ def test_in_place(name):
             x[...] = kwargs[key]
             assert results(name, kwargs | {key: x, "out": x})[0] is x
             assert_same(x, expected, (shape, axis))
+
+
+@pytest.mark.parametrize("name", [name for name in IN_PLACE if "per_" in name])
+def test_in_place_piece_by_piece(name):
+    """More than a piece, which ends within a channel: runs, whole runs, and channels last."""
+    for shape, axis in (((5, 2, 1732), 0), ((300, 32), 0), ((2, 2600, 4), 2)):
+        kwargs, key = in_place(name, shape, axis)
+        x = kwargs[key]
+        assert x.size > PIECE
+        (expected,) = results(name, kwargs)
+        assert results(name, kwargs | {"out": x})[0] is x
+        assert_same(x, expected, (shape, axis))
 
 
 def test_in_place_of_another_dtype():

@@ -48,7 +48,9 @@ def test_one_kernel(name, monkeypatch):
     results(name, usual(name))
 
 
-@pytest.mark.parametrize("shape", [(4, 8), (600, 8), (3, 700), (2, 3, 20)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4, 8), (600, 8), (3, 700), (2, 3, 20), (36, 32), (5, 48)], ids=str
+)
 @pytest.mark.parametrize("name", OPS)
 def test_bits_of_the_long_way(name, shape):
     """Read-only data go there."""
@@ -74,7 +76,7 @@ def test_state_without_axes(name):
 
 
 @pytest.mark.parametrize("writeable", [True, False])
-@pytest.mark.parametrize("shape", [(3, 4), (300, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (300, 3), (20, 32), (20, 48)], ids=str)
 def test_qparams_that_become_wrong(shape, writeable):
     """Both ways look at every value in every call, also of channels side by side."""
     x = np.ones(shape, np.float32)

@@ -22,7 +22,7 @@ from npquant.cpu import strided, table
 from npquant.cpu.memory import near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
-from npquant.cpu.walk import Piece, pieces, plain
+from npquant.cpu.walk import Piece, never, pieces, plain
 from npquant.dtypes import BOUNDS, FLOAT8, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
@@ -34,15 +34,14 @@ _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 #: Runs shorter than this are done side by side.
 SHORT = 16
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
-#: a line of the cache.
-BLOCK, LONG = 16, 512
+#: a line of the cache, and are done LONG elements at a time, which takes a little less time where
+#: no cache holds the array. Of what may be guessed instead, runs up to LONG_GUESSED.
+BLOCK, LONG, LONG_GUESSED = 16, 512, 96
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
 _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
 #: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
 FEW, LEAST_PERIOD = 256, 512
-#: With more elements than this, what `blocks` spares short runs is more than another call.
-MANY = 1 << 16
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
 #: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
 #: which no cache holds, whole rows are: to read it in order matters more.
@@ -92,6 +91,8 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
+        self._longest = LONG
+
         def runs(
             begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
             inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
@@ -107,21 +108,21 @@ class Elementwise:
             skip = (first + begin) - row * inner
             c = row % channels
             while begin < end:
-                m = min(inner - skip, end - begin)
-                if m > LONG:
-                    m = to_line(x, begin) or m
+                stop = min(begin + inner - skip, end)
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                # An unsigned index is not checked for wrap-around, so the loop is vectorised.
-                base = np.uintp(begin)
-                for k in range(np.uintp(m)):
-                    value, inside = element(each(x, base + k), p, constants, y)
-                    store(y, base + k, value)
-                    store(mask, base + k, inside)
-                begin += m
-                skip += m
-                if skip == inner:
-                    skip = 0
-                    c = c + 1 if c + 1 < channels else 0
+                while begin < stop:
+                    m = stop - begin
+                    if m > LONG:
+                        m = to_line(x, begin) or LONG
+                    # An unsigned index is not checked for wrap-around, so the loop is vectorised.
+                    base = np.uintp(begin)
+                    for k in range(np.uintp(m)):
+                        value, inside = element(each(x, base + k), p, constants, y)
+                        store(y, base + k, value)
+                        store(mask, base + k, inside)
+                    begin += m
+                skip = 0
+                c = c + 1 if c + 1 < channels else 0
             return True
 
         def strips(
@@ -152,17 +153,20 @@ class Elementwise:
                     c = c + 1 if c + 1 < channels else 0
             return True
 
-        def whole(bits: int) -> Callable[..., None]:
+        def whole(bits: int) -> Callable[..., Any]:
             """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
 
             def blocks(
-                begin: Any, end: Any, first: Any, channels: Any, inner: Any, x: Any,
-                scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-            ) -> None:  # fmt: skip
+                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+                mask: Any,
+            ) -> Any:  # fmt: skip
                 """Items (row)."""
+                if not usual(look, scale, zero_point, least, most):
+                    return False
                 constants = lo, hi, nan
                 length = np.uintp(inner) & np.uintp(bits)
-                one, most = np.uintp(1), np.uintp(channels)
+                one, count = np.uintp(1), np.uintp(channels)
                 c = np.uintp((first // inner + begin) % channels)
                 for row in range(np.uintp(begin), np.uintp(end)):
                     p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
@@ -171,7 +175,8 @@ class Elementwise:
                         value, inside = element(each(x, base + k), p, constants, y)
                         store(y, base + k, value)
                         store(mask, base + k, inside)
-                    c = c + one if c + one < most else np.uintp(0)
+                    c = c + one if c + one < count else np.uintp(0)
+                return True
 
             return blocks
 
@@ -248,7 +253,7 @@ class Elementwise:
         self._wide, self._work = wide, work
         self._runs = Kernel(runs, f"{name}_runs", _looking(_signature), work)
         self._blocks = {
-            bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _signature, work)
+            bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _looking(_signature), work)
             for bits in (_OF_BLOCKS, *_LENGTHS)
         }
         self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
@@ -275,14 +280,16 @@ class Elementwise:
         are numbers, and of the constants; "wide" of the latter is for codes too large for it.
         """
         n = x.size
-        if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray:
+        # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
+        within = x is y and n > strided.PIECE
+        if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
                 types_, channels, inner = precision, 1, n
             else:
                 types_ = scale.dtype, zero_point.dtype, precision[2]
                 channels, inner, _ = granularity
-            if (inner >= SHORT or n <= FEW) and (n <= MANY or inner not in _LENGTHS):
+            if inner == n or ((inner >= SHORT or n <= FEW) and not self._whole(inner, n)):
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
@@ -299,14 +306,15 @@ class Elementwise:
             channels, inner, _ = granularity
             x, y = x.reshape(n), y.reshape(n)
             mask = None if mask is None else mask.reshape(n)
-            piece = Piece(channels, inner or n)
+            views = strided.views((x,), never) if within else None
+            piece = Piece(channels, inner or n, views=views)
             self._flat(piece, x, scale, zero_point, constants, precision, y, mask)
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
-    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int] | None:
-        """What does contiguous arrays of `n` elements in one call, and the repeats of `periods`.
+    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int] | None:
+        """What does contiguous arrays of `n` elements in one call: its items, and its repeats.
 
         That is a serial form, which looks at the qparams first.
         """
@@ -314,11 +322,19 @@ class Elementwise:
             return self._wide.small(granularity, n, code)
         channels, inner, _ = granularity
         inner = inner or n
-        if n * self._work >= PARALLEL_FROM or (n > MANY and inner in _LENGTHS):
+        if n * self._work >= PARALLEL_FROM:
             return None
+        if blocks := self._whole(inner, n):
+            return blocks, n // inner, 0
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):
-            return self._periods, -(-n // (channels * inner))
-        return self._runs, 0
+            return self._periods, n, -(-n // (channels * inner))
+        return self._runs, n, 0
+
+    def _whole(self, inner: int, n: int) -> Kernel | None:
+        """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
+        if not 0 < inner < n or inner > self._longest or inner % BLOCK or n % inner:
+            return None
+        return self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
 
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
@@ -339,10 +355,9 @@ class Elementwise:
                 kernel = self._periods_apart if apart else self._periods
                 grain = _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif inner <= LONG and not (apart or inner % BLOCK or first % inner or n % inner):
-                kernel = self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
-                items, grain = n // inner, GRAIN // inner
-        look = _NO_LOOK if kernel in (self._runs, self._periods) else ()
+            elif not (apart or first % inner) and (blocks := self._whole(inner, n)):
+                kernel, items, grain = blocks, n // inner, GRAIN // inner
+        look = () if apart else _NO_LOOK
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = strided.key(x) if type(x) is np.ndarray else tuple(map(strided.key, x))
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
@@ -397,7 +412,7 @@ class Guessed(Elementwise):
             return True
 
         kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking(_signature))
-        self._runs = Either(_guessable, kernel, self._runs)
+        self._runs, self._longest = Either(_guessable, kernel, self._runs), LONG_GUESSED
 
 
 _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}

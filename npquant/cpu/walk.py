@@ -280,7 +280,7 @@ def views_in_boxes(
     if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
         return None
     moved = [_channels_first(granularity, a) for a in arrays]
-    memories, views = [strided.memory(a) for a in moved], strided.views(tuple(moved), _never)
+    memories, views = [strided.memory(a) for a in moved], strided.views(tuple(moved), never)
     count = size // granularity.channels
     rows = strided.BLOCK * max(map(strided.crossed, moved))
     if rows <= most:
@@ -303,7 +303,7 @@ def views_in_boxes(
     return boxes, some, tile, length, memories
 
 
-def _never(a: Array) -> bool:
+def never(a: Array) -> bool:
     return False
 
 

@@ -894,10 +894,10 @@ _SUMS = (dtypes.float32, dtypes.float64)
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
-    granularity, shapes, constants, names, kernel, at_once = plan
-    done: tuple[Array, Array, Array] | None = at_once(grad, x, scale, zero_point)
+    done: tuple[Array, Array, Array] | None = plan[-1](grad, x, scale, zero_point)
     if done is not None:
         return done
+    granularity, shapes, constants, names, kernel, _ = plan
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
     s, z = checks.learned_qparams(u, v, shapes, x)

@@ -13,6 +13,7 @@ from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.reduce import NO_SUMS
+from npquant.cpu.strided import PIECE
 from npquant.cpu.target import GRAIN
 from npquant.dtypes import DType
 from npquant.layout import Granularity
@@ -28,6 +29,8 @@ KEPT = CODES + LONG + LEARNED
 NUMBERS: Kinds = ((float, int),)
 
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
+# Names of this module are found sooner than those of another.
+_Array, _empty, _float32 = np.ndarray, np.empty, dtypes.float32
 
 #: ``small(x, scale, zero_point, out) -> (output, mask)``, or None: see `small`.
 Small = Callable[..., tuple[Array, Any] | None]
@@ -53,7 +56,7 @@ class _Entries(dict[Any, Any]):
 def _plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
     """Whether a kernel can take qparams in arrays as they are."""
     return (
-        type(scale) is type(zero_point) is np.ndarray
+        type(scale) is type(zero_point) is _Array
         and (given := scale.shape) in shapes
         and zero_point.shape == given
         and scale.flags.carray
@@ -92,7 +95,7 @@ def small(
     found = kind is np.ndarray and getattr(cpu, kernel).__self__.small(granularity, n, code)
     if not found:
         return not_small
-    run, repeats = found
+    run, items, repeats = found
     flat, several = len(shape) == 1, type(dtype) is tuple
     channels, inner, _ = granularity
     inner = inner or n
@@ -122,24 +125,26 @@ def small(
         if entry is None:
             return None
         if out is None:
-            y = np.empty(shape, target)
+            y = _empty(shape, target)
         else:
+            if out is x and n > PIECE:  # which is better done in pieces
+                return None
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
             y = checks.output(out, u, target, names, (*others, scale, zero_point))
             if not y.flags.carray:
                 return None
-        v, w = y, (mask := np.empty(shape, _BOOL) if masked else None)
+        v, w = y, (mask := _empty(shape, _BOOL) if masked else None)
         if not flat:
             x = tuple(map(_ravel, x)) if several else x.ravel()
             v, w = y.ravel(), None if mask is None else mask.ravel()
         if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
         if repeats:
-            done = entry(0, n, channels, least, most, 0, channels, inner, repeats, x, scale,
+            done = entry(0, items, channels, least, most, 0, channels, inner, repeats, x, scale,
                          zero_point, lo, hi, nan, v, w)  # fmt: skip
         else:
-            done = entry(0, n, channels, least, most, 0, channels, inner, x, scale, zero_point, lo,
-                         hi, nan, v, w)  # fmt: skip
+            done = entry(0, items, channels, least, most, 0, channels, inner, x, scale, zero_point,
+                         lo, hi, nan, v, w)  # fmt: skip
         return (y, mask) if done else None
 
     return call
@@ -162,24 +167,30 @@ def small_backward(
         return not_small
     run, (tasks, block, channels, inner, count) = found
     (lo, hi, factor), flat = map(float, constants), len(shape) == 1
-
-    entries = _Entries(lambda given: run.serial[dtype, *given, code] if given in LEARNED else None)
+    entry: Any = None
 
     def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
-        if not (x.flags.carray and type(grad) is np.ndarray and grad.flags.carray):
+        nonlocal entry
+        if not (
+            type(grad) is type(scale) is type(zero_point) is _Array
+            and grad.dtype == dtype
+            and scale.dtype is zero_point.dtype is _float32
+            and grad.shape == shape
+            and (given := scale.shape) in shapes
+            and zero_point.shape == given
+            and grad.flags.carray
+            and x.flags.carray
+            and scale.flags.carray
+            and zero_point.flags.carray
+        ):
             return None
-        if grad.dtype != dtype or grad.shape != shape or not _plain(scale, zero_point, shapes):
-            return None
-        entry = entries[scale.dtype, zero_point.dtype]
         if entry is None:
-            return None
-        given = scale.shape
-        results = (
-            np.empty(shape, dtype),
-            np.empty(given, dtypes.float32),
-            np.empty(given, dtypes.float32),
+            entry = run.serial[dtype, _float32, _float32, code]
+        y, slope, shift = results = (
+            _empty(shape, dtype),
+            _empty(given, _float32),
+            _empty(given, _float32),
         )
-        y, slope, shift = results
         if not flat:
             grad, x, y = grad.ravel(), x.ravel(), y.ravel()
         if scale.ndim != 1:
@@ -263,16 +274,22 @@ def small_step(
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
-        if not (x.flags.carray and _plain(low, high, shapes) and _plain(scale, zero_point, shapes)):
-            return None
-        if not (low.dtype is high.dtype is scale.dtype is dtypes.float32):
-            return None
-        if low.shape != scale.shape:  # so that all have one axis, or none
+        if not (
+            type(low) is type(high) is type(scale) is type(zero_point) is _Array
+            and low.dtype is high.dtype is scale.dtype is _float32
+            and low.shape in shapes
+            and low.shape == high.shape == scale.shape == zero_point.shape
+            and x.flags.carray
+            and low.flags.carray
+            and high.flags.carray
+            and scale.flags.carray
+            and zero_point.flags.carray
+        ):
             return None
         entry = entries[zero_point.dtype]
         if entry is None:
             return None
-        y, mask = np.empty(shape, dtype), np.empty(shape, _BOOL) if masked else None
+        y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
         u, v, w, s, z = x, y, mask, scale, zero_point
         if not flat:
             u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
