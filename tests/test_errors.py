@@ -235,7 +235,8 @@ def zero_point_table(name):
         beyond = [] if name in IN_OWN_PRECISION else values(below=-9, above=8, beyond_int64=2**63)
         return INTEGER + in_array(infinite_in_array=np.inf) + beyond
     if name in IN_OWN_PRECISION:
-        rows = [row for row in QPARAMS if row.label != "none" or not name.startswith("dequantize")]
+        optional = name.startswith("dequantize_per_channel")
+        rows = [row for row in QPARAMS if row.label != "none" or not optional]
         return rows + elements(F32, nan=np.nan, infinite=np.inf)
     if "decomposed" in name or name.startswith("fake_quant_"):
         return QPARAMS + elements(np.int64, beyond_int32=2**31) + elements(F32, nan=np.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -609,7 +610,7 @@ def dequantize_per_token(
     """
     q = checks.codes(input, dtype)
     plan = _from_tokens(q.shape, output_dtype, quant_min, quant_max, q.dtype, type(q))
-    return _dequantize_rows(plan, q, scales, zero_points, out)
+    return _dequantize_rows(plan, q, scales, zero_points, out, checks.kept_qparams)
 
 
 def quantize_per_channel_group(
@@ -793,7 +794,7 @@ def dequantize_per_channel_group(
     """
     q = checks.codes(w_int8, dtype, "w_int8")
     plan = _from_groups(q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q))
-    return _dequantize_rows(plan, q, scales, zero_points, out)
+    return _dequantize_rows(plan, q, scales, zero_points, out, _qparams_or_none)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -980,8 +981,10 @@ def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
     return type(z) in (int, float) and lo <= z <= hi and z == int(z)
 
 
-def _dequantize_rows(plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any) -> Array:
-    """Dequantize per token or group."""
+def _dequantize_rows(
+    plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any, qparams: Callable[..., Any]
+) -> Array:
+    """Dequantize per token or group, with qparams that are checked so."""
     granularity, shapes, result, at_once = plan
     done = at_once(q, scales, zero_points, out)
     if done is not None:
@@ -992,8 +995,7 @@ def _dequantize_rows(plan: _Back, q: Array, scales: Any, zero_points: Any, out: 
     if found is not None:
         s, z = found
     else:
-        s, z = _qparams_or_none(scales, zero_points, shapes, q)
-        s, z, code = _promoted(q, s, z)
+        s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     lib = backend.of(q)
     lib.dequantize_promoted(granularity, q, s, z, _NO_CODES, ("float32", code, "float32"), y)
