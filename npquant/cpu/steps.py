@@ -21,14 +21,10 @@ from npquant.primitives import each, put, store
 STRIP = 512
 
 _OPTIONS: Any = {"no_cfunc_wrapper": True, "forceinline": True}
-_Jit = Callable[[Callable[..., None]], Callable[..., None]]
-_inlined: _Jit = register_jitable(**_OPTIONS)
-#: A function of its own, for whose loops the compiler has all registers: beside what a kernel keeps
-#: it makes some constants of the formulas again for every element.
-_called: _Jit = register_jitable(no_cfunc_wrapper=True)
+_inlined = register_jitable(**_OPTIONS)
 
 
-def in_steps(*steps: Callable[..., Any], jit: _Jit = _called) -> Callable[..., None]:
+def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
     """A function that does `n` elements of `x`, from `begin` on, and writes to `y` from `to` on.
 
     It is ``strip(x, begin, n, made, shared, kind, y, to)``, with () made; what is between steps has
@@ -39,8 +35,6 @@ def in_steps(*steps: Callable[..., Any], jit: _Jit = _called) -> Callable[..., N
     *steps : callable
         ``step(element, made, shared) -> value``, given what the steps before it have made of the
         element. The last makes the result.
-    jit : callable, optional
-        How the function is compiled where there is more than one step.
     """
     step, *rest = steps
     if not rest:
@@ -53,7 +47,7 @@ def in_steps(*steps: Callable[..., Any], jit: _Jit = _called) -> Callable[..., N
 
         return _inlined(last)
 
-    others = in_steps(*rest, jit=_inlined)
+    others = in_steps(*rest)
 
     def strip(
         x: Any, begin: Any, n: Any, made: Any, shared: Any, kind: Any, y: Any, to: Any
@@ -63,7 +57,7 @@ def in_steps(*steps: Callable[..., Any], jit: _Jit = _called) -> Callable[..., N
             room[k] = step(each(x, begin + k), each(made, k), shared)
         others(x, begin, n, made + (room,), shared, kind, y, to)  # noqa: RUF005 (for Numba)
 
-    return jit(strip)
+    return _inlined(strip)
 
 
 def brought(x: Any, begin: Any, n: Any, rooms: Any) -> Any:
