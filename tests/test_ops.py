@@ -693,7 +693,7 @@ def test_sums_wherever_a_result_begins(dtype, channels):
         assert_same((y, *sums), expected, begin)
 
 
-@pytest.mark.parametrize("order", ["F", "last axis first", "every second"])
+@pytest.mark.parametrize("order", ["F", "part of F", "last axis first", "every second"])
 @pytest.mark.parametrize("kind", ["tensor", "channel", "token", "channel_group"])
 def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
     """Boxes of some channels and of parts of them, and rows side by side, some at a time."""
@@ -702,11 +702,13 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
     monkeypatch.setattr("npquant.cpu.reduce.MANY", 40)
     rng = np.random.default_rng(13)
     for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3),
-                  (300, 260), (3, 5, 20, 30)):  # fmt: skip
+                  (300, 260), (3, 5, 20, 30), (2, 12, 8192)):  # fmt: skip
         x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
         g = np.ldexp(g, rng.integers(-30, 30, shape))
         if order == "F":
             x, g = np.asfortranarray(x), np.asfortranarray(g)
+        elif order == "part of F":
+            x, g = (np.asfortranarray(np.concatenate([a[:1], a]))[1:] for a in (x, g))
         elif order == "last axis first":
             x, g = (np.moveaxis(np.moveaxis(a, -1, 0).copy(), 0, -1) for a in (x, g))
         else:
