@@ -959,7 +959,7 @@ def fused_moving_avg_obs_fake_quant(
 
 # --- AdaRound -----------------------------------------------------------------------------------
 #
-# The sigmoid, its inverse and the power are taken in long double and rounded once; npquant's are
+# The sigmoid, the logarithm and the power are taken in long double and rounded once; npquant's are
 # a few ulp from that. All else is rounded step by step, as PyTorch does.
 
 LONG = np.longdouble
@@ -996,12 +996,12 @@ def _stretched(values):
 
 @quiet
 def adaround_init(input, scale, *, axis=None, group_size=None):
-    """Return V = log((0.6 + u) / (0.6 - u)), u the fraction that rounding down drops, less 0.5."""
+    """Return V = -log(1.2 / (r + 0.1) - 1), r the fraction that rounding down drops."""
     dtype = compute_dtype(input.dtype)
     t = input.astype(dtype) / _spread(scale, input, axis, group_size, dtype)
-    half = LONG(F32(ZETA - GAMMA)) / 2
-    u = (t - np.floor(t)).astype(LONG) - dtype.type(GAMMA + half)
-    return np.log1p(2 * u / (half - u)).astype(dtype)
+    span, gamma = dtype.type(F32(ZETA - GAMMA)), dtype.type(GAMMA)
+    odds = span / ((t - np.floor(t)) - gamma) - dtype.type(1)
+    return (-np.log(odds.astype(LONG))).astype(dtype)
 
 
 @quiet

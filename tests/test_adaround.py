@@ -58,7 +58,7 @@ def weights(dtype, granularity="per tensor", seed=0):
     return x, v, *qparams, where
 
 
-# --- sigmoid, logarithm and power ---------------------------------------------------------------
+# --- exponential and logarithm ------------------------------------------------------------------
 
 
 @functools.cache
@@ -92,12 +92,6 @@ def ulps(actual, exact):
     return float((np.abs(actual[finite].astype(LONG) - exact[finite]) / unit).max())
 
 
-def true_logit(u):
-    """The inverse of the sigmoid that is stretched by float32(1.2)."""
-    half = u.dtype.type(oracle.ZETA - oracle.GAMMA) / 2
-    return np.log1p(2 * u / (half - u))
-
-
 def samples(dtype, low, high, n=200_000):
     rng = np.random.default_rng(0)
     near_zero = rng.normal(0, 1, n)
@@ -109,8 +103,7 @@ def samples(dtype, low, high, n=200_000):
 # number between 1/2 and 1; of the polynomial, which is multiplied by |v| <= 2.4, twice 1/16, and
 # 1/10 of the interpolation; and a tenth for what coefficients and higher powers were rounded by.
 # Of the logarithms, relatively and in half units: one of m + 1, of the quotient, of the polynomial
-# and of the product, a half of the constant and of the sum, which weigh up to twice in ulp. Of the
-# inverse of the sigmoid, which rounds a dozen times, that of every float32 is known.
+# and of the product, a half of the constant and of the sum, which weigh up to twice in ulp.
 @by_precision
 def test_sigmoid(precision):
     x = np.random.default_rng(0).uniform(-2.4, 2.4, 500_000).astype(precision)
@@ -149,32 +142,8 @@ def test_logarithm_keeps_nan():
     assert np.isnan(compiled(elementary.log)(np.array([np.nan], F32))).all()
 
 
-@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_logit_of_every_fraction(step):
-    """Of the floats of [0, 1]; there are 2**30 of them, and numbers of float64 are true enough."""
-    last = int(F32(1).view(np.int32))
-    worst = 0.0
-    for first in range(0, last + 1, step << 20):
-        fractions = np.arange(first, min(first + (step << 20), last + 1), step, np.int32).view(F32)
-        exact = true_logit(fractions.astype(F64) - 0.5)
-        worst = max(worst, ulps(compiled(elementary.logit)(fractions - F32(0.5)), exact))
-    assert worst <= 5
-
-
-def test_logit_in_float64():
-    u = np.concatenate([samples(F64, -0.5, 0.5, 500_000), np.array([-0.5, 0.5])])
-    u = u[np.abs(u) <= 0.5]
-    assert ulps(compiled(elementary.logit)(u), true_logit(u.astype(LONG))) <= 5
-
-
 @by_precision
-def test_logit_of_zero_and_nan(precision):
-    y = compiled(elementary.logit)(np.array([0, np.nan], precision))
-    assert_same(y, np.array([0, np.nan], precision))
-
-
-@by_precision
-@pytest.mark.parametrize("name", ["sigmoid", "logit", "log", "log2"])
+@pytest.mark.parametrize("name", ["sigmoid", "log", "log2"])
 def test_plain_python_gives_the_same_bits(name, precision):
     x = samples(precision, -110, 90, 100)
     x = np.abs(x) + np.finfo(precision).tiny if name.startswith("log") else x
@@ -299,9 +268,8 @@ def test_init(dtype, granularity):
     actual = nq.adaround_init(x, scale, **where)
     exact = oracle.adaround_init(x, scale, **where)
     assert actual.dtype == oracle.compute_dtype(dtype)
-    # 5 ulp of a number below 2.4 in size, where an ulp is at most 2 eps; the fraction less one half
-    # rounds to a quarter of an eps, where V is at most 11 times as steep.
-    assert np.abs(actual.astype(LONG) - exact).max() <= 13 * np.finfo(actual.dtype).eps
+    # 5 ulp of a logarithm below 2.4 in size, where an ulp is at most 2 eps.
+    assert np.abs(actual.astype(LONG) - exact).max() <= 10 * np.finfo(actual.dtype).eps
 
 
 def test_init_gives_the_weights_back():
@@ -310,7 +278,7 @@ def test_init_gives_the_weights_back():
     x = np.clip(x, -1, 1)
     v = nq.adaround_init(x, scale)
     soft = nq.adaround_soft(x, v, scale, zero_point, -128, 127)
-    # h differs from the fraction by at most 8 eps (V's 13 eps times the slope of 0.3, and what
+    # h differs from the fraction by at most 8 eps (V's 10 eps times the slope of 0.3, and what
     # `test_soft` says of h), and codes are below 8.
     np.testing.assert_allclose(soft, x, rtol=0, atol=scale * 24 * np.finfo(dtype).eps)
     nearest = np.floor(x / dtype(scale) + dtype(0.5)) * dtype(scale)
@@ -320,7 +288,7 @@ def test_init_gives_the_weights_back():
 def test_ties_go_up():
     x = np.array([-1.5, -0.5, 0.5, 1.5, -0.0], F32)
     v = nq.adaround_init(x, 1.0)
-    assert_same(v[:4], np.zeros(4, F32))
+    assert_same(v[:4], np.full(4, -0.0, F32))
     codes = nq.adaround_codes(x, v, 1.0, 0, *BITS4, np.int8)
     assert codes.tolist() == [-1, 0, 1, 2, 0]
 

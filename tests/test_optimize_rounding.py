@@ -302,8 +302,7 @@ def test_nearest_is_kept_where_learning_made_it_worse():
     got = optimize_rounding(layer, grid, x, **options)
     report = got.report
     assert report.worse
-    # A quarter to a seventh: last bits of the V to start with decide where 300 steps lead.
-    assert report.loss_adaround < report.loss_nearest / 3
+    assert report.loss_adaround < report.loss_nearest / 4
     assert report.held_out_adaround > 1.02 * report.held_out_nearest
     assert report.kept == "nearest"
     assert report.flipped > 0.05  # of what was learned, though it was not kept

@@ -7,13 +7,13 @@ from npquant.cpu.reduce import Total
 from npquant.formulas import adaround as f
 
 adaround_init = Elementwise(
-    f.rounding, f.adaround_init, work=4, steps=(f.init_quotient, f.init_logit)
+    f.rounding, f.adaround_init, work=4, steps=(f.init_ratio, f.init_log)
 ).run
 adaround_soft = ElementwiseOfSeveral(
-    f.rounding, f.adaround_soft, work=4, steps=(f.soft_sigmoid, f.soft_value)
+    f.rounding, f.adaround_soft, work=4, steps=(f.soft_up, f.soft_value)
 ).run
 adaround_soft_backward = ElementwiseOfSeveral(
-    f.rounding, f.adaround_soft_backward, work=4, steps=(f.soft_slope_sigmoid, f.soft_slope)
+    f.rounding, f.adaround_soft_backward, work=4, steps=(f.soft_sigmoid, f.soft_slope)
 ).run
 adaround_hard = ElementwiseOfSeveral(f.rounding, f.adaround_hard).run
 adaround_codes = ElementwiseOfSeveral(f.rounding, f.adaround_codes).run

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula
-from npquant.formulas.elementary import log2, logit, power, raised, sigmoid
+from npquant.formulas.elementary import log, log2, power, raised, sigmoid
 from npquant.primitives import floor, fma, item, like, rounded_code, widen
 
 #
@@ -17,8 +17,6 @@ from npquant.primitives import floor, fma, item, like, rounded_code, widen
 
 _ZETA, _GAMMA = np.float32(1.1), np.float32(-0.1)
 _SPAN = np.float32(_ZETA - _GAMMA)
-#: Where the sigmoid is 1/2; a float32 of it is 1/2.
-_MIDDLE = np.float64(_GAMMA) + np.float64(_SPAN) / 2
 
 
 @formula
@@ -30,14 +28,20 @@ def rounding(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any
 
 @formula
 def stretched(sigma: Any) -> Any:
-    """The sigmoid over [gamma, zeta]: h(V), before it is cut off."""
+    """The sigmoid over [gamma, zeta]."""
     return sigma * like(_SPAN, sigma) + like(_GAMMA, sigma)
 
 
 @formula
 def within_one(h: Any) -> Any:
-    """`h` in [0, 1], what is added to a weight that was rounded down; NaN stays NaN."""
+    """`h` in [0, 1]; NaN stays NaN."""
     return clamp(h, like(np.float32(0), h), like(np.float32(1), h))
+
+
+@formula
+def rectified_sigmoid(v: Any) -> Any:
+    """h(V): what is added to a weight that was rounded down."""
+    return within_one(stretched(sigmoid(v)))
 
 
 @formula
@@ -61,37 +65,39 @@ def floored(x: Any, p: Any) -> Any:
 
 
 @formula
-def init_quotient(x: Any, made: Any, shared: Any) -> Any:
+def init_ratio(x: Any, made: Any, shared: Any) -> Any:
+    """exp(-V)."""
     (scale, _), _ = shared
-    return widen(x) / scale
+    t = widen(x) / scale
+    fraction = t - floor(t)
+    ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
+    return ratio - like(np.float32(1), t)
 
 
 @formula
-def init_logit(x: Any, made: Any, shared: Any) -> Any:
-    """V of the fraction, which is taken from the middle on."""
-    (t,) = made
-    return logit((t - floor(t)) - like(_MIDDLE, t))
+def init_log(x: Any, made: Any, shared: Any) -> Any:
+    (ratio,) = made
+    return -log(ratio)
 
 
 @formula
 def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """The V whose h(V) is the fraction that rounding down drops."""
     shared = p, constants
-    return init_logit(x, (init_quotient(x, (), shared),), shared), True
+    return init_log(x, (init_ratio(x, (), shared),), shared), True
 
 
 @formula
-def soft_sigmoid(values: Any, made: Any, shared: Any) -> Any:
+def soft_up(values: Any, made: Any, shared: Any) -> Any:
     _, v = values
-    return sigmoid(v)
+    return rectified_sigmoid(v)
 
 
 @formula
 def soft_value(values: Any, made: Any, shared: Any) -> Any:
     x, _ = values
-    (sigma,), (p, (lo, hi, _)) = made, shared
+    (h,), (p, (lo, hi, _)) = made, shared
     scale, zero_point = p
-    h = within_one(stretched(sigma))
     return (clamp(floored(x, p) + h, lo, hi) - zero_point) * scale
 
 
@@ -99,11 +105,11 @@ def soft_value(values: Any, made: Any, shared: Any) -> Any:
 def adaround_soft(values: Any, p: Any, constants: Any, y: Any) -> Any:
     """The weight as it is while V is learned: h(V) above the code below it."""
     shared = p, constants
-    return soft_value(values, (soft_sigmoid(values, (), shared),), shared), True
+    return soft_value(values, (soft_up(values, (), shared),), shared), True
 
 
 @formula
-def soft_slope_sigmoid(values: Any, made: Any, shared: Any) -> Any:
+def soft_sigmoid(values: Any, made: Any, shared: Any) -> Any:
     _, _, v = values
     return sigmoid(v)
 
@@ -122,7 +128,7 @@ def soft_slope(values: Any, made: Any, shared: Any) -> Any:
 def adaround_soft_backward(values: Any, p: Any, constants: Any, y: Any) -> Any:
     """The gradient of V; none where the code was clamped."""
     shared = p, constants
-    return soft_slope(values, (soft_slope_sigmoid(values, (), shared),), shared), True
+    return soft_slope(values, (soft_sigmoid(values, (), shared),), shared), True
 
 
 @formula

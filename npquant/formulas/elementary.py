@@ -1,8 +1,8 @@
-"""The sigmoid and its inverse, the logarithm and the power: what AdaRound and histograms need.
+"""The sigmoid, the logarithm and the power that AdaRound needs.
 
 Made of fma, so that they are vectorised and the same bits everywhere. Each is a polynomial, of
-Chebyshev's interpolation, or a quotient of two, by Remez, that is off by less than half a unit in
-the last place of its greatest value.
+Chebyshev's interpolation, that is off by less than half a unit in the last place of its greatest
+value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,6 @@ def _quads(kind: Any, *coefficients: float) -> tuple[Any, Any]:
     return first, tuple(rest)
 
 
-def _powers(kind: Any, first: float, *rest: float) -> tuple[Any, Any]:
-    """Coefficients, those of the highest powers first, for `_horner`."""
-    return kind(first), tuple(map(kind, rest))
-
-
 # (sigmoid(v) - 1/2) / v in powers of v**2, for |v| <= 2.4.
 _SIGMOID_32 = _quads(
     np.float32,
@@ -44,22 +39,6 @@ _SIGMOID_64 = _quads(
     -2.0140939068386988e-22,
 )  # fmt: skip
 _END = np.float32(2.4)
-
-# log((a + u) / (a - u)) / u, with twice a = float32(1.2): the quotient of two polynomials in
-# 1/4 - u**2, for |u| <= 1/2. Highest powers first; all are positive, so that nothing cancels. Those
-# of float32 are moved by an ulp or two, to where roundings err least.
-_LOGIT_32 = _powers(np.float32, 0.8968086, 3.9971595, 1.9953125, 0.21128184)
-_PER_LOGIT_32 = _powers(np.float32, 1, 1.6065596, 0.52837145, 0.04405569)
-_LOGIT_64 = _powers(
-    np.float64,
-    0.43961914909048555, 9.68763331748044, 30.489247815353007, 32.38434202432523,
-    15.084213307333025, 3.3821733775974243, 0.35758292381083817, 0.014273677752693456,
-)  # fmt: skip
-_PER_LOGIT_64 = _powers(
-    np.float64,
-    1, 7.643600882384568, 15.077420746996914, 11.980209874473722, 4.551582375125963,
-    0.875890161146214, 0.08214972968396196, 0.002976293252837545,
-)  # fmt: skip
 
 # 2**r in powers of r, for |r| <= 1/2.
 _EXP2_32 = _quads(
@@ -125,35 +104,6 @@ def sigmoid(v: Any) -> Any:
     """
     v = clamp(v, like(-_END, v), like(_END, v))
     return fma(v, by_precision(v * v, _sigmoid_32, _sigmoid_64), like(np.float32(0.5), v))
-
-
-@formula
-def _horner(r: Any, coefficients: Any) -> Any:
-    """The polynomial in `r` of these `_powers`."""
-    y, rest = coefficients
-    for c in rest:
-        y = fma(y, r, c)
-    return y
-
-
-@formula
-def _logit_32(r: Any) -> Any:
-    return _horner(r, _LOGIT_32) / _horner(r, _PER_LOGIT_32)
-
-
-@formula
-def _logit_64(r: Any) -> Any:
-    return _horner(r, _LOGIT_64) / _horner(r, _PER_LOGIT_64)
-
-
-@formula
-def logit(u: Any) -> Any:
-    """log((a + u) / (a - u)) of -1/2 <= u <= 1/2, with twice a = float32(1.2), within 5 ulp.
-
-    By Horner's scheme: a division takes longer than what waits there, and each sum costs time.
-    """
-    r = fma(-u, u, like(np.float32(0.25), u))
-    return u * by_precision(r, _logit_32, _logit_64)
 
 
 @formula

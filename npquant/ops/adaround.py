@@ -71,8 +71,8 @@ def adaround_init(
     PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``'s
     ``AdaroundFakeQuantizer``, which no wheel of PyTorch contains, and of [1]_.
 
-    The quotient is a true one, in float32, or in float64 for float64 input; the V of a fraction is
-    within 5 ulp, and 0.0 of 1/2 in float32. A NaN or an infinity gives NaN.
+    The quotient is a true one, in float32, or in float64 for float64 input; the logarithm is within
+    3 ulp. A NaN or an infinity gives NaN.
 
     References
     ----------
@@ -86,7 +86,7 @@ def adaround_init(
     >>> x = np.array([-1.5, 0.0, 0.25, 0.75], np.float32)
     >>> V = nq.adaround_init(x, 1.0)
     >>> V.round(3)
-    array([ 0.   , -2.398, -0.887,  0.887], dtype=float32)
+    array([-0.   , -2.398, -0.887,  0.887], dtype=float32)
     >>> nq.adaround_soft(x, V, 1.0, 0, -8, 7).round(3)
     array([-1.5 ,  0.  ,  0.25,  0.75], dtype=float32)
     """
