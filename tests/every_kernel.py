@@ -38,7 +38,7 @@ OTHERWISE = {
         {"zero_point": np.float32, **DIVIDE},
         WIDE,
     ],
-    "fake_quant_per_channel_cachemask": [DIVIDE],
+    "fake_quant_per_channel_cachemask": [DIVIDE, WIDE, {**WIDE, **DIVIDE}],
     **{
         name: [{"zero_point_rounding": "nearest"}, WIDE]
         for name in CALLS

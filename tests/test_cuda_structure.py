@@ -90,6 +90,8 @@ FUSED = (
     "clip_entropy",
     "clip_entropy_symmetric",
     "clip_linear",
+    "fake_quantize_decomposed",
+    "fake_quantize_decomposed_by_division",
     "fake_quantize_float_zero_point",
     "fake_quantize_learnable",
     "fake_quantize_learnable_per_tensor",

@@ -22,7 +22,8 @@ fake_quantize_per_channel = Elementwise(
 ).run
 fake_quantize_float_zero_point = Elementwise(f.affine_wide, f.fake_quantize_float_zero_point).run
 fake_quantize_half_zero_point = Elementwise(f.affine_wide, f.fake_quantize_half_zero_point).run
-fake_quantize_decomposed = Elementwise(f.affine_in_input, f.fake_quantize_decomposed).run
+fake_quantize_decomposed = Elementwise(f.affine, f.fake_quantize_decomposed).run
+fake_quantize_decomposed_wide = Elementwise(f.affine_in_input, f.fake_quantize_decomposed_wide).run
 
 fake_quantize_per_tensor_by_division = Elementwise(
     f.affine,
@@ -36,7 +37,10 @@ fake_quantize_per_channel_by_division = Elementwise(
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_channel_wide_by_division),
 ).run
 fake_quantize_decomposed_by_division = Elementwise(
-    f.affine_in_input, f.fake_quantize_decomposed_by_division
+    f.affine, f.fake_quantize_decomposed_by_division
+).run
+fake_quantize_decomposed_wide_by_division = Elementwise(
+    f.affine_in_input, f.fake_quantize_decomposed_wide_by_division
 ).run
 
 

@@ -144,8 +144,8 @@ def _bfloat16_to_float32(v: Any) -> Any:
 def _float32_to_bfloat16(v: Any) -> Any:
     """Of a NaN that arithmetic made; one whose payload carries over needs `_any_to_bfloat16`."""
     u = _as_uint32(v)
-    u = np.uint32(u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1)))
-    return _as_bfloat16(np.uint32(u >> np.uint32(16)))
+    half = np.uint32(0x8000) if u & np.uint32(0x10000) else np.uint32(0x7FFF)  # ties to even
+    return _as_bfloat16(np.uint32((u + half) >> np.uint32(16)))
 
 
 @register_jitable

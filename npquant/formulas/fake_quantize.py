@@ -29,8 +29,8 @@ def fake_quantize_per_tensor(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per tensor: the product is a float32 even for float64 input."""
     inverse, scale, least, greatest = p
     r = rint(widen(x) * inverse)
-    q = np.float32(clamp_number(r, least, greatest))
-    return fma(q, scale, np.float32(0)), (least <= r) & (r <= greatest)
+    q = clamp_number(r, least, greatest)
+    return fma(np.float32(q), scale, np.float32(0)), q == r
 
 
 @formula
@@ -39,7 +39,7 @@ def fake_quantize_per_channel(x: Any, p: Any, constants: Any, y: Any) -> Any:
     inverse, scale, least, greatest = p
     r = rint(widen(x) * inverse)
     q = clamp_number(r, least, greatest)
-    return fma(q, like(scale, q), like(np.float32(0), q)), (least <= r) & (r <= greatest)
+    return fma(q, like(scale, q), like(np.float32(0), q)), q == r
 
 
 @formula
@@ -95,19 +95,29 @@ def fake_quantize_half_zero_point(x: Any, p: Any, constants: Any, y: Any) -> Any
 
 
 @formula
+def fake_quantize_decomposed(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """quantized_decomposed.fake_quant_per_channel: a NaN stays NaN."""
+    inverse, scale, least, greatest = p
+    r = rint(widen(x) * inverse)
+    q = clamp(r, least, greatest)
+    return fma(q, scale, np.float32(0)), q == r
+
+
+@formula
 def affine_in_input(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `fake_quantize_decomposed`: everything in T."""
+    """Parameters of `fake_quantize_decomposed_wide`: everything in T, and no scale refused."""
     s = like(scale, widen(item(x)))
     return np.float32(1) / s, s, like(zero_point, s)
 
 
 @formula
-def fake_quantize_decomposed(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """quantized_decomposed.fake_quant_per_channel: a NaN stays NaN."""
+def fake_quantize_decomposed_wide(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_decomposed` step by step."""
     inverse, scale, zero_point = p
     lo, hi, _ = constants
     t = rint(widen(x) * inverse) + zero_point
-    return (clamp(t, lo, hi) - zero_point) * scale, (lo <= t) & (t <= hi)
+    q = clamp(t, lo, hi)
+    return (q - zero_point) * scale, q == t
 
 
 # With x / scale in place of x and 1 in place of 1 / scale, each is the same by division.
@@ -148,6 +158,14 @@ def fake_quantize_per_channel_wide_by_division(x: Any, p: Any, constants: Any, y
 @formula
 def fake_quantize_decomposed_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """`fake_quantize_decomposed`, dividing."""
+    _, scale, least, greatest = p
+    p = np.float32(1), scale, least, greatest
+    return fake_quantize_decomposed(widen(x) / scale, p, constants, y)
+
+
+@formula
+def fake_quantize_decomposed_wide_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
+    """`fake_quantize_decomposed_wide`, dividing."""
     _, scale, zero_point = p
     p = np.float32(1), scale, zero_point
-    return fake_quantize_decomposed(widen(x) / scale, p, constants, y)
+    return fake_quantize_decomposed_wide(widen(x) / scale, p, constants, y)

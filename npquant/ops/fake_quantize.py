@@ -18,7 +18,6 @@ _BOOL = np.dtype(np.bool_)
 _QPARAMS, _PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
 #: The shapes that the qparams of one tensor mostly have.
 _ONE: checks.Shapes = ((1,), ())
-_INT32 = -(2.0**31), 2.0**31
 
 
 def fake_quantize_per_tensor_affine(
@@ -937,14 +936,14 @@ def _channels(
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
     constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
-    divide, code, given = checks.divides(rounding), names[2], _QPARAMS
+    divide, given = checks.divides(rounding), _QPARAMS
     at_once: Small = not_small
     decomposed = kernel == "fake_quantize_decomposed"
-    if decomposed:  # whose scales are of the dtype of the input, where that is float64
-        code, within, given = "float32", _INT32, _PLURAL
-    if not decomposed or dtype != dtypes.float64:
+    if decomposed:
+        within, given = (-checks.EXACT32, checks.EXACT32), _PLURAL
+    if not decomposed or names[2] == "float32":
         at_once = small(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
-                        code, dtype, CODES, within, given, masked)  # fmt: skip
+                        names[2], dtype, CODES, within, given, masked)  # fmt: skip
     return granularity, shapes, constants, names, divide, at_once
 
 
@@ -996,31 +995,32 @@ def _decomposed(
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, constants, _, divide, at_once = _channels(
+    granularity, shapes, constants, names, divide, at_once = _channels(
         "fake_quantize_decomposed", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
         rounding,
     )  # fmt: skip
     done = at_once(x, scales, zero_points, out)
     if done is not None:
         return done
-    double, qparams = x.dtype == dtypes.float64, None
-    if not double:
-        qparams = checks.usual(scales, zero_points, shapes, checks.CODES, *_INT32, x)
+    double, qparams, kernel = x.dtype == dtypes.float64, None, "fake_quantize_decomposed"
+    if names[2] == "float32":
+        end = checks.EXACT32
+        qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
     if qparams is None:
+        kernel += "_wide"
         s = checks.scales_float32(scales, "scales", shapes, x)
         if double:
             s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
         z = checks.parameters(zero_points, "zero_points", shapes, x)
         qparams = s, checks.int32s(z, "zero_points")
     s, z = qparams
-    lib = backend.of(x)
-    kernel = lib.fake_quantize_decomposed_by_division if divide else lib.fake_quantize_decomposed
+    run = getattr(backend.of(x), kernel + "_by_division" * divide)
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
         y, mask = checks.output(out, x, x.dtype, _PLURAL, qparams), None
     code = "float64" if double else "float32"
-    kernel(granularity, x, s, z, constants, ("float32", code, code), y, mask)
+    run(granularity, x, s, z, constants, ("float32", code, code), y, mask)
     return y, mask
 
 
