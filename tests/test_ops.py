@@ -484,9 +484,23 @@ def test_fake_quant_per_channel(dtype, channels, axis):
     for bounds in RANGES:
         s, z = cases.qparams(channels, *bounds)
         x = cases.channels(dtype, s, z, *bounds, axis)
-        agree("fake_quant_per_channel_cachemask", x, s, z + 0.9, axis, *bounds, note=bounds)
+        for zero_points in (z, z + 0.9):  # which are truncated
+            agree("fake_quant_per_channel_cachemask", x, s, zero_points, axis, *bounds, note=bounds)
         if dtype == F32:
             agree("fake_quant_per_channel", x, s, z, axis, *bounds, note=bounds)
+
+
+@pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_fake_quant_per_channel_of_codes_that_float32_rounds(dtype, rounding):
+    """With z a code, or less than one, is lost: it does not cancel, and neither may a bound."""
+    zero_points = 2**23, 2**23 + 1, -(2**24) - 1, 2**24 + 1, 2**31 - 1, -(2**31)
+    s, z = np.full(len(zero_points), 0.5, F32), np.array(zero_points, np.int32)
+    for bounds in (*WIDE, (2**24 - 1, 2**24 + 1), (2**23 - 8, 2**23 + 7), (-128, 127)):
+        codes = np.add.outer(bounds, np.arange(-300.0, 300)).ravel()
+        with np.errstate(over="ignore"):
+            x = ((codes - z[:, None]) / 2).astype(dtype)
+        agree("fake_quant_per_channel_cachemask", x, s, z, 0, *bounds, rounding=rounding)
 
 
 @pytest.mark.parametrize("dtype", **named(FLOATS))
@@ -614,6 +628,8 @@ def test_learnable_per_channel_of_float64_with_wide_bounds(bounds):
     ((16, 256), None), ((17, 255), None), ((17, 256), None), ((17, 257), None), ((9, 500), None),
     ((4, 3, 32, 31), None), ((70, 9, 7), None), ((2, 9000), None), ((5000, 1), None),
     ((515, 260), None), ((5000, 1), 1), ((17, 1, 256), 1), ((256 * 4096 + 9000,), None),
+    ((8, 16), 0), ((17, 48), 0), ((521, 32), 0), ((300, 512), 0), ((9, 528), 0),  # all at once
+    ((2, 3, 127), 1), ((2, 3, 128), 1), ((3, 4, 144), 1), ((3, 2, 385), 1), ((2, 300, 130), 1),
 ])  # fmt: skip
 def test_sums_follow_the_tree(shape, axis):
     """Shapes that cross every boundary of the tree: lanes, strips, tiles, blocks, runs, rows."""
@@ -741,7 +757,7 @@ def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),
                                              ((300, 7, 9), 1), ((17_000, 2), 0), ((40, 6, 32), 1),
                                              ((40, 61, 32), 1), ((9, 50, 96), 1),
-                                             ((3, 5, 512), 1)])  # fmt: skip
+                                             ((3, 5, 512), 1), ((3, 300, 32), 1)])  # fmt: skip
 def test_short_runs_of_channels(shape, axis):
     """Tables of several parts, whole blocks, and pieces that begin within a channel or a period."""
     s, z = cases.qparams(shape[axis], -100, 100)

@@ -40,6 +40,8 @@ BLOCK, LONG, LONG_GUESSED = 16, 512, 96
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
 _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
+#: Runs whose parameters are made together, in a vectorised loop.
+RUNS = 256
 #: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
 FEW, LEAST_PERIOD = 256, 512
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
@@ -165,17 +167,23 @@ class Elementwise:
                 if not usual(look, scale, zero_point, least, most):
                     return False
                 constants = lo, hi, nan
+                kind = parameters(x, scale[0], zero_point[0], constants, y)
+                columns = table.empty(kind)
                 length = np.uintp(inner) & np.uintp(bits)
-                one, count = np.uintp(1), np.uintp(channels)
-                c = np.uintp((first // inner + begin) % channels)
-                for row in range(np.uintp(begin), np.uintp(end)):
-                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                    base = row * length
-                    for k in range(length):
-                        value, inside = element(each(x, base + k), p, constants, y)
-                        store(y, base + k, value)
-                        store(mask, base + k, inside)
-                    c = c + one if c + one < count else np.uintp(0)
+                c = (first // inner + begin) % channels
+                while begin < end:
+                    rows = min(end - begin, channels - c, RUNS)
+                    table.fill_in_order(columns, c, rows, parameters, x, scale, zero_point,
+                                        constants, y)  # fmt: skip
+                    for r in range(np.uintp(rows)):
+                        p = table.take(columns, r, kind)
+                        base = (np.uintp(begin) + r) * length
+                        for k in range(length):
+                            value, inside = element(each(x, base + k), p, constants, y)
+                            store(y, base + k, value)
+                            store(mask, base + k, inside)
+                    begin += rows
+                    c = c + rows if c + rows < channels else 0
                 return True
 
             return blocks

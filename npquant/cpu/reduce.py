@@ -72,8 +72,9 @@ Array = np.ndarray[Any, Any]
 GROUP = 256
 #: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
 WIDE = 1024
-#: Terms that wait to be added: enough to run long loops, few enough to stay in cache.
-STRIP = 256
+#: Terms that wait to be added: enough to run long loops, few enough to stay in cache. Of a longer
+#: run CHUNK, in loops whose length the compiler knows: it leaves nothing of them but vectors.
+STRIP, CHUNK = 256, 128
 #: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near; and where one
 #: lane of each is done after another.
 BLOCK, PART = 256, 512
@@ -374,12 +375,13 @@ class Gradients:
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
             terms, rooms = (local(STRIP, factor), local(STRIP, factor)), near(STRIP, (g, x))
+            made = local(CHUNK, item(y))
             tiles = sums.shape[2]
             for task in range(begin, end):
                 c, tile = task // tiles * block, task % tiles
                 width = min(block, channels - c)
-                table.fill(columns, c, width, parameters, x, scale, zero_point,
-                           0, channels, 1, constants, y)  # fmt: skip
+                table.fill_in_order(columns, c, width, parameters, x, scale, zero_point,
+                                    constants, y)  # fmt: skip
                 _clear(lanes, width * 2 * LANES)
                 e = tile * TILE
                 stop = min(count, e + TILE)
@@ -387,25 +389,43 @@ class Gradients:
                 i = e - row * inner
                 while e < stop:
                     m = min(inner - i, stop - e)
-                    some = max(1, STRIP // m)  # runs whose terms wait together
-                    for q in range(0, width, some):
-                        for start in range(0, m, STRIP):
-                            n = min(STRIP, m - start)
+                    if m >= CHUNK and e % LANES == 0:
+                        m -= m % CHUNK
+                        for q in range(width):
+                            p = table.take(columns, np.uintp(q), kind)
+                            first = (row * channels + c + q) * inner + i
+                            for start in range(first, first + m, CHUNK):
+                                base = np.uintp(start)
+                                both, at = brought((g, x), base, CHUNK, rooms)
+                                for k in range(np.uintp(CHUNK)):
+                                    u, v = each(both, at + k)
+                                    inside, slope, shift = element(u, v, p, constants)
+                                    made[k] = masked(u, inside)
+                                    terms[0][k], terms[1][k] = slope, shift
+                                for k in range(np.uintp(CHUNK)):
+                                    y[base + k] = made[k]
+                                add_terms(lanes, q * 2 * LANES, terms, 0, 0, CHUNK)
+                    else:
+                        m = min(m, STRIP)
+                        some = STRIP // m  # runs whose terms wait together
+                        for q in range(0, width, some):
                             for r in range(min(some, width - q)):
                                 p = table.take(columns, np.uintp(q + r), kind)
-                                base = np.uintp((row * channels + c + q + r) * inner + i + start)
-                                term = np.uintp(r * n)
-                                both, at = brought((g, x), base, n, rooms)
-                                for k in range(np.uintp(n)):
+                                base = np.uintp((row * channels + c + q + r) * inner + i)
+                                term = np.uintp(r * m)
+                                both, at = brought((g, x), base, m, rooms)
+                                for k in range(np.uintp(m)):
                                     u, v = each(both, at + k)
                                     inside, slope, shift = element(u, v, p, constants)
                                     store(y, base + k, masked(u, inside))
                                     terms[0][term + k], terms[1][term + k] = slope, shift
                             for r in range(min(some, width - q)):
-                                add_terms(lanes, (q + r) * 2 * LANES, terms, r * n, e % LANES, n)
+                                add_terms(lanes, (q + r) * 2 * LANES, terms, r * m, e % LANES, m)
                     e += m
-                    row += 1
-                    i = 0
+                    i += m
+                    if i == inner:
+                        row += 1
+                        i = 0
                 for q in range(width):
                     found = folded(lanes, q * 2 * LANES, terms)
                     _give(found, c + q, tile, sums, grad_scale, grad_zero_point)
@@ -525,16 +545,20 @@ class Gradients:
             if not usual(look, scale, zero_point, -np.inf, np.inf):
                 return False
             constants = lo, hi, factor
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
             found = local(_SUMS_TOGETHER, 0.0)
             terms = local(_TERMS_TOGETHER, factor), local(_TERMS_TOGETHER, factor)
             length = np.uintp(inner) & _OF_LANES  # so the compiler knows
             for task in range(begin, end):
-                c = task * TOGETHER
+                c, row = task * TOGETHER, (task - begin) * TOGETHER % BLOCK
+                if row == 0:
+                    table.fill_in_order(columns, c, min(BLOCK, channels - c), parameters, x, scale,
+                                        zero_point, constants, y)  # fmt: skip
                 width = min(TOGETHER, channels - c)
                 for r in range(np.uintp(width)):
-                    at = np.uintp(c) + r
-                    p = parameters(x, scale[at], zero_point[at], constants, y)
-                    base, term = at * length, r * length
+                    p = table.take(columns, np.uintp(row) + r, kind)
+                    base, term = (np.uintp(c) + r) * length, r * length
                     for k in range(length):
                         v = g[base + k]
                         inside, slope, shift = element(v, x[base + k], p, constants)

@@ -92,6 +92,17 @@ def _take(typing: Any, table: Any, k: Any, p: Any) -> Any:
 
 
 @register_jitable
+def fill_in_order(
+    table: Any, lowest: Any, n: Any, parameters: Any, x: Any, scale: Any, zero_point: Any,
+    constants: Any, y: Any,
+) -> None:  # fmt: skip
+    """A row for each of `n` channels from the `lowest` on."""
+    c = np.uintp(lowest)
+    for i in range(np.uintp(n)):
+        put(table, i, parameters(x, scale[c + i], zero_point[c + i], constants, y))
+
+
+@register_jitable
 def fill(
     table: Any, row: Any, rows: Any, parameters: Any, x: Any, scale: Any, zero_point: Any,
     lowest: Any, channels: Any, inner: Any, constants: Any, y: Any,
@@ -105,10 +116,7 @@ def fill(
     c = lowest + row // inner
     p = parameters(x, scale[c], zero_point[c], constants, y)
     if inner == 1:
-        channel = np.uintp(c)
-        for i in range(np.uintp(made)):
-            q = parameters(x, scale[channel + i], zero_point[channel + i], constants, y)
-            put(table, i, q)
+        fill_in_order(table, c, made, parameters, x, scale, zero_point, constants, y)
     else:
         skip, k = row % inner, 0
         while k < made:
