@@ -75,18 +75,18 @@ WIDE = 1024
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache. Of a longer
 #: run CHUNK, in loops whose length the compiler knows: it leaves nothing of them but vectors.
 STRIP, CHUNK = 256, 128
-#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near; and where one
-#: lane of each is done after another.
-BLOCK, PART = 256, 512
-#: Elements of a row of a block at most, where channels lie side by side.
-LINE = 1024
+#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
+BLOCK = 256
+#: Elements of a row of a block at most, where channels lie side by side; and where these are more,
+#: elements of a part of a row, and rows whose terms of one lane are added together.
+LINE, PART, TURNS = 1024, 256, 4
 #: Elements of a channel at most that is summed together with others, in registers.
 SHORT = 512
 #: More than there are before a line of the cache.
 SPARE = 32
 # Both with room for the zeros after the last.
-_BLOCK_OF_LANES = 2 * (max(BLOCK, PART) * LANES + SPARE) + LANES
-_LINE_OF_TERMS = LINE + LANES
+_BLOCK_OF_LANES = 2 * (BLOCK * LANES + SPARE) + LANES
+_LINE_OF_TERMS, _PARTS_OF_TERMS = LINE + LANES, TURNS * PART + LANES
 _SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
 _OF_LANES = np.uintp(2**64 - LANES)
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
@@ -502,7 +502,7 @@ class Gradients:
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             columns = table.empty(kind)
             lanes = local(_BLOCK_OF_LANES, 0.0)
-            terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
+            terms = local(_PARTS_OF_TERMS, factor), local(_PARTS_OF_TERMS, factor)
             tiles, turn, blocks = sums.shape[2], LANES // inner, (channels + block - 1) // block
             for task in range(begin, end):
                 some, tile = task // tiles, task % tiles
@@ -515,20 +515,25 @@ class Gradients:
                 n = (line + LANES - 1) // LANES * LANES
                 top, stop = tile * TILE // inner, min(count, (tile + 1) * TILE) // inner
                 for lane in range(turn):
-                    for row in range(top + lane, stop, turn):
-                        base = np.uintp(origin + (row * channels + c) * inner)
-                        if row + turn < stop:
-                            ahead = base + np.uintp(turn * channels * inner)
-                            fetch(g, ahead, line)
-                            fetch(x, ahead, line)
-                        for k in range(np.uintp(line)):
-                            v, p = g[base + k], table.take(columns, k, kind)
-                            inside, slope, shift = element(v, x[base + k], p, constants)
-                            store(y, base + k, masked(v, inside))
-                            terms[0][k], terms[1][k] = slope, shift
-                        for k in range(np.uintp(LANES)):  # a zero changes no sum
-                            terms[0][np.uintp(line) + k] = terms[1][np.uintp(line) + k] = 0
-                        add_columns(lanes, lane * line, LANES * width, n, terms, n)
+                    for first in range(top + lane, stop, turn * TURNS):
+                        m = 0
+                        for row in range(first, min(stop, first + turn * TURNS), turn):
+                            base = np.uintp(origin + (row * channels + c) * inner)
+                            if row + turn < stop:
+                                ahead = base + np.uintp(turn * channels * inner)
+                                fetch(g, ahead, line)
+                                fetch(x, ahead, line)
+                            to = np.uintp(m)
+                            for k in range(np.uintp(line)):
+                                v, p = g[base + k], table.take(columns, k, kind)
+                                inside, slope, shift = element(v, x[base + k], p, constants)
+                                store(y, base + k, masked(v, inside))
+                                terms[0][to + k], terms[1][to + k] = slope, shift
+                            to += np.uintp(line)
+                            for k in range(np.uintp(LANES)):  # a zero changes no sum
+                                terms[0][to + k] = terms[1][to + k] = 0
+                            m += n
+                        add_columns(lanes, lane * line, LANES * width, n, terms, m)
                 for s in range(2):
                     _fold(lanes, s * LANES * width, width, inner)
                 for k in range(width):
@@ -750,7 +755,7 @@ class Gradients:
         if inner < count and LANES % inner == 0:
             if channels <= BLOCK and channels * inner <= LINE:
                 return self._beside, channels, inner
-            some = -(-channels // min(PART, LINE // inner))
+            some = -(-channels * inner // PART)
             return self._parts, -(-channels // (some * LANES)) * LANES, inner
         if inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
             return self._short, TOGETHER, inner
