@@ -9,36 +9,41 @@ import numpy as np
 from npquant.formulas.base import clamp, clamp_number, formula
 from npquant.primitives import fma, item, like, rint, widen
 
-#
 # PyTorch's steps are t = zero_point + rint(x / scale), q = clamp(t, lo, hi), (q - zero_point) *
 # scale. Where every step is exact, the zero point cancels: rint(x / scale) clamped to
 # [lo - zero_point, hi - zero_point] has the same bits but one, the sign of a zero, which t does not
-# keep; a fused product with + 0 drops it too. That is five instructions instead of seven.
+# keep; a fused product with + 0 drops it too. That is five instructions instead of seven where the
+# channel, and so the bounds, are the same for many elements.
 
 
 @formula
 def affine(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters where K is T: the scale in float32, the bounds less the zero point."""
-    lo, hi, _ = constants
-    s, z = np.float32(widen(scale)), like(zero_point, lo)
-    return np.float32(1) / s, s, lo - z, hi - z
+    """Parameters where K is T: the scale in float32, the zero point in K.
+
+    The bounds less the zero point are none: of each channel one number more would be loaded.
+    """
+    lo, _, _ = constants
+    s = np.float32(widen(scale))
+    return np.float32(1) / s, s, like(zero_point, lo)
 
 
 @formula
 def fake_quantize_per_tensor(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per tensor: the product is a float32 even for float64 input."""
-    inverse, scale, least, greatest = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     r = rint(widen(x) * inverse)
-    q = clamp_number(r, least, greatest)
+    q = clamp_number(r, lo - zero_point, hi - zero_point)
     return fma(np.float32(q), scale, np.float32(0)), q == r
 
 
 @formula
 def fake_quantize_per_channel(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """aten per channel, integer zero points: the product in T, rounded once."""
-    inverse, scale, least, greatest = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     r = rint(widen(x) * inverse)
-    q = clamp_number(r, least, greatest)
+    q = clamp_number(r, lo - zero_point, hi - zero_point)
     return fma(q, like(scale, q), like(np.float32(0), q)), q == r
 
 
@@ -97,9 +102,10 @@ def fake_quantize_half_zero_point(x: Any, p: Any, constants: Any, y: Any) -> Any
 @formula
 def fake_quantize_decomposed(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """quantized_decomposed.fake_quant_per_channel: a NaN stays NaN."""
-    inverse, scale, least, greatest = p
+    inverse, scale, zero_point = p
+    lo, hi, _ = constants
     r = rint(widen(x) * inverse)
-    q = clamp(r, least, greatest)
+    q = clamp(r, lo - zero_point, hi - zero_point)
     return fma(q, scale, np.float32(0)), q == r
 
 
@@ -126,16 +132,16 @@ def fake_quantize_decomposed_wide(x: Any, p: Any, constants: Any, y: Any) -> Any
 @formula
 def fake_quantize_per_tensor_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """`fake_quantize_per_tensor`, dividing."""
-    _, scale, least, greatest = p
-    p = np.float32(1), scale, least, greatest
+    _, scale, zero_point = p
+    p = np.float32(1), scale, zero_point
     return fake_quantize_per_tensor(widen(x) / scale, p, constants, y)
 
 
 @formula
 def fake_quantize_per_channel_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """`fake_quantize_per_channel`, dividing."""
-    _, scale, least, greatest = p
-    p = np.float32(1), scale, least, greatest
+    _, scale, zero_point = p
+    p = np.float32(1), scale, zero_point
     return fake_quantize_per_channel(widen(x) / scale, p, constants, y)
 
 
@@ -158,8 +164,8 @@ def fake_quantize_per_channel_wide_by_division(x: Any, p: Any, constants: Any, y
 @formula
 def fake_quantize_decomposed_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """`fake_quantize_decomposed`, dividing."""
-    _, scale, least, greatest = p
-    p = np.float32(1), scale, least, greatest
+    _, scale, zero_point = p
+    p = np.float32(1), scale, zero_point
     return fake_quantize_decomposed(widen(x) / scale, p, constants, y)
 
 
