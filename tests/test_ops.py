@@ -4,6 +4,7 @@ Sums are compared bit for bit too: the oracle adds in the order that docs/numeri
 """
 
 import itertools
+import math
 
 import ml_dtypes
 import numba
@@ -772,6 +773,18 @@ def test_short_runs_of_channels(shape, axis):
     out = np.zeros((*shape, 2), np.int8)[..., 1]
     nq.quantize_per_channel(x, s, z, axis, -128, 127, np.int8, out=out)
     assert_same(out, nq.quantize_per_channel(x, s, z, axis, -128, 127, np.int8))
+
+
+@pytest.mark.parametrize("begin", [0, 1, 4, 12, 15])
+@pytest.mark.parametrize("shape", [(70, 2112), (3, 2112 + 8192)])
+def test_many_channels_wherever_the_data_begin(shape, begin):
+    """More than NEAR, whole lines of the cache of them: these are done as they lie."""
+    s, z = cases.qparams(shape[1], -100, 100)
+    s[(s < 1e-3) | (s > 1e3)] = 0.7
+    room = np.random.default_rng(5).normal(0, 20, math.prod(shape) + 16).astype(F32)
+    x = room[begin : begin + math.prod(shape)].reshape(shape)
+    agree("quantize_per_channel", x, s, z, 1, -128, 127, np.int8)
+    agree("fake_quantize_per_channel_affine_cachemask", x, s, z, 1, -128, 127)
 
 
 @pytest.mark.parametrize("place", [0, 4095, 4096, 9000, 12_292])

@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
-from npquant.cpu.memory import near, to_line
+from npquant.cpu.memory import LINE, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, never, pieces, plain
@@ -198,7 +198,7 @@ class Elementwise:
                 return False
             constants = lo, hi, nan
             kind = parameters(x, scale[0], zero_point[0], constants, y)
-            columns = table.empty(kind)
+            room = table.empty(kind)
             span = channels * inner * repeats
             period = _repeated(channels * inner, span)
             while begin < end:
@@ -210,12 +210,17 @@ class Elementwise:
                     rows = min(table.ROWS, period - part)
                     if start + part + rows <= begin and start + part + period >= last:
                         continue  # there is less than a period, and none of this
+                    near, head = NEAR if y.size <= FAR else rows, 0
+                    if rows > near and period % LINE == 0:
+                        # Where the data come to a line of the cache, so does the table.
+                        head = to_line(x, start + part)
+                    columns = room[-head % LINE :]
                     table.fill(columns, part, rows, parameters, x, scale, zero_point,
                                lowest, channels, inner, constants, y)  # fmt: skip
-                    near = NEAR if y.size <= FAR else rows
                     for top in range(start + part, last, AT_ONCE * period):
-                        for row in range(0, rows, near):
-                            stop = min(row + near, rows) - row
+                        row, after = 0, head or near
+                        while row < rows:
+                            stop = min(after, rows) - row
                             for i in range(top + row, min(top + AT_ONCE * period, last), period):
                                 above, below = max(begin - i, 0), min(last - i, stop)
                                 base, at_row = np.uintp(i + above), np.uintp(row + above)
@@ -224,6 +229,7 @@ class Elementwise:
                                     value, inside = element(each(x, base + k), p, constants, y)
                                     store(y, base + k, value)
                                     store(mask, base + k, inside)
+                            row, after = after, after + near
                 begin = last
             return True
 
