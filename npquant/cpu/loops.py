@@ -211,7 +211,7 @@ class Elementwise:
                     if start + part + rows <= begin and start + part + period >= last:
                         continue  # there is less than a period, and none of this
                     near, head = NEAR if y.size <= FAR else rows, 0
-                    if rows > near and period % LINE == 0:
+                    if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
                         # Where the data come to a line of the cache, so does the table.
                         head = to_line(x, start + part)
                     columns = room[-head % LINE :]

@@ -111,14 +111,14 @@ def fake_quantize_decomposed(x: Any, p: Any, constants: Any, y: Any) -> Any:
 
 @formula
 def affine_in_input(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `fake_quantize_decomposed_wide`: everything in T, and no scale refused."""
+    """Parameters of `fake_quantize_decomposed_wide`: everything in T."""
     s = like(scale, widen(item(x)))
     return np.float32(1) / s, s, like(zero_point, s)
 
 
 @formula
 def fake_quantize_decomposed_wide(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_decomposed` step by step."""
+    """The same step by step: of float64, and of codes and zero points that float32 rounds."""
     inverse, scale, zero_point = p
     lo, hi, _ = constants
     t = rint(widen(x) * inverse) + zero_point

@@ -939,7 +939,7 @@ def _channels(
     divide, given = checks.divides(rounding), _QPARAMS
     at_once: Small = not_small
     decomposed = kernel == "fake_quantize_decomposed"
-    if decomposed:
+    if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-checks.EXACT32, checks.EXACT32), _PLURAL
     if not decomposed or names[2] == "float32":
         at_once = small(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
