@@ -425,16 +425,20 @@ def _rounded_code(t, zero_point, lo, hi, nan, other):
         )
 
     # Within 2**22 (2**51), adding `magic` rounds to nearest even, and the low bits of the sum are
-    # the integer. Above 16 bits the result is not the code; storing it drops them.
+    # the integer. Beyond, the sum still grows with t, and its bits with it: below any code where t
+    # is negative, else above. So the bits are clamped, which takes less than to clamp t between
+    # bounds that change with the zero point. Above 16 bits the result is not the code; storing it
+    # drops them.
     magic, bits = _MAGIC[t], _as_int32 if t == types.float32 else _as_int64
+    whole = np.int32 if t == types.float32 else np.int64
 
     def rounded_code(t, zero_point, lo, hi, nan, other):
         z = np.int32(0) if without else np.int32(zero_point)
-        least, greatest = p.like(lo, t) - p.like(z, t), p.like(hi, t) - p.like(z, t)
-        u = least if t < least else t
-        u = greatest if u > greatest else u
-        code = np.int32(np.int32(bits(u + magic)) + z)
-        return code if t == t else np.int32(nan)
+        code = whole(bits(t + magic) + z)
+        least, greatest = whole(bits(magic) + whole(lo)), whole(bits(magic) + whole(hi))
+        code = least if code < least else code
+        code = greatest if code > greatest else code
+        return np.int32(code) if t == t else np.int32(nan)
 
     return rounded_code
 
