@@ -16,7 +16,7 @@ import oracle
 from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
 from cases import assert_same
 from npquant import dtypes
-from npquant.cpu import loops, reduce, target, walk
+from npquant.cpu import loops, reduce, table, target, walk
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -259,7 +259,7 @@ def test_no_elements(name):
 SIZES = (
     *(((n,), 0) for n in (255, 256, 257)),  # FEW
     *(((9, 40, n), 1) for n in (15, 16, 17)),  # SHORT: a run
-    *(((20, n), 1) for n in (85, 511, 512, 513)),  # LEAST_PERIOD: channels
+    *(((20, n), 1) for n in (85, 511, 1023, 1024, 1025)),  # LEAST_PERIOD, NEAR: channels
     ((3, 300, 5), 1),  # too few periods to be worth their buffers
     ((5, 1092, 15), 1),  # PERIOD
     ((5, 1093, 15), 1),
@@ -339,6 +339,22 @@ def test_long_rows_of_a_large_array():
         return npquant.quantize_per_channel(x, *qparams, 1, -128, 127, np.int8)
 
     parts = [codes(x[i : i + 1000]) for i in range(0, rows, 1000)]
+    assert_same((codes(x),), (np.concatenate(parts),))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_more_channels_than_a_table_has():
+    """Channels that come again need not be made again, but where they are too many to be kept."""
+    channels = 9000
+    assert channels > table.ROWS
+    x = np.random.default_rng(0).standard_normal((2, channels, 16), np.float32)
+    scale, zero_point = (np.linspace(a, b, channels) for a, b in ((0.01, 0.1), (-9, 9)))
+    qparams = scale.astype(np.float32), zero_point.astype(np.int32)
+
+    def codes(x):
+        return npquant.quantize_per_channel(x, *qparams, 1, -128, 127, np.int8)
+
+    parts = [codes(x[i : i + 1]) for i in range(2)]
     assert_same((codes(x),), (np.concatenate(parts),))
 
 

@@ -760,7 +760,8 @@ def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),
                                              ((300, 7, 9), 1), ((17_000, 2), 0), ((40, 6, 32), 1),
                                              ((40, 61, 32), 1), ((9, 50, 96), 1),
-                                             ((3, 5, 512), 1), ((3, 300, 32), 1)])  # fmt: skip
+                                             ((3, 5, 512), 1), ((3, 300, 32), 1),
+                                             ((1, 300, 32), 1)])  # fmt: skip
 def test_short_runs_of_channels(shape, axis):
     """Tables of several parts, whole blocks, and pieces that begin within a channel or a period."""
     s, z = cases.qparams(shape[axis], -100, 100)

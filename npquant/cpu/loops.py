@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
-from npquant.cpu.memory import LINE, near, to_line
+from npquant.cpu.memory import LINE, fetch, narrows, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, never, pieces, plain
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 
 #: Runs shorter than this are done side by side.
-SHORT = 16
+SHORT = table.RUN
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache, and are done LONG elements at a time, which takes a little less time where
 #: no cache holds the array. Of what may be guessed instead, runs up to LONG_GUESSED.
@@ -43,11 +43,15 @@ _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
 #: Runs whose parameters are made together, in a vectorised loop.
 RUNS = 256
 #: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
-FEW, LEAST_PERIOD = 256, 512
+FEW, LEAST_PERIOD = 256, 1024
 #: Elements of a row that are done together, so that what belongs to them stays in the first cache;
 #: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
 #: which no cache holds, whole rows are: to read it in order matters more.
-NEAR, AT_ONCE, FAR = 2048, 32, 1 << 22
+NEAR, AT_ONCE, FAR = 1024, 64, 1 << 22
+#: Where a table takes much of the first cache, the processor brings data too late. So they are
+#: fetched, FETCHED elements at a time: of the next row where parts of rows are done, else those
+#: AHEAD. It pays where most of what moves is read.
+FETCHED, AHEAD = 256, 1024
 
 #: Codes of one byte.
 CODES = 256
@@ -171,12 +175,18 @@ class Elementwise:
                 columns = table.empty(kind)
                 length = np.uintp(inner) & np.uintp(bits)
                 c = (first // inner + begin) % channels
+                # Where channels come again, what was made of all of them is kept.
+                again, made = channels < end - begin and channels <= table.ROWS, False
                 while begin < end:
-                    rows = min(end - begin, channels - c, RUNS)
-                    table.fill_in_order(columns, c, rows, parameters, x, scale, zero_point,
-                                        constants, y)  # fmt: skip
+                    rows = min(end - begin, channels - c, channels if again else RUNS)
+                    if not made:
+                        lowest, some = (0, channels) if again else (c, rows)
+                        table.fill_in_order(columns, lowest, some, parameters, x, scale, zero_point,
+                                            constants, y)  # fmt: skip
+                        made = again
+                    to = np.uintp(c if again else 0)
                     for r in range(np.uintp(rows)):
-                        p = table.take(columns, r, kind)
+                        p = table.take(columns, to + r, kind)
                         base = (np.uintp(begin) + r) * length
                         for k in range(length):
                             value, inside = element(each(x, base + k), p, constants, y)
@@ -211,6 +221,7 @@ class Elementwise:
                     if start + part + rows <= begin and start + part + period >= last:
                         continue  # there is less than a period, and none of this
                     near, head = NEAR if y.size <= FAR else rows, 0
+                    ahead = period if rows > near else AHEAD
                     if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
                         # Where the data come to a line of the cache, so does the table.
                         head = to_line(x, start + part)
@@ -223,12 +234,18 @@ class Elementwise:
                             stop = min(after, rows) - row
                             for i in range(top + row, min(top + AT_ONCE * period, last), period):
                                 above, below = max(begin - i, 0), min(last - i, stop)
-                                base, at_row = np.uintp(i + above), np.uintp(row + above)
-                                for k in range(np.uintp(max(below - above, 0))):
-                                    p = table.take(columns, at_row + k, kind)
-                                    value, inside = element(each(x, base + k), p, constants, y)
-                                    store(y, base + k, value)
-                                    store(mask, base + k, inside)
+                                while above < below:
+                                    m = below - above
+                                    if narrows(x, y):
+                                        m = min(m, FETCHED)
+                                        fetch(x, i + above + ahead, m)
+                                    base, at_row = np.uintp(i + above), np.uintp(row + above)
+                                    for k in range(np.uintp(m)):
+                                        p = table.take(columns, at_row + k, kind)
+                                        value, inside = element(each(x, base + k), p, constants, y)
+                                        store(y, base + k, value)
+                                        store(mask, base + k, inside)
+                                    above += m
                             row, after = after, after + near
                 begin = last
             return True
@@ -327,17 +344,15 @@ class Elementwise:
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
-    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int] | None:
+    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int]:
         """What does contiguous arrays of `n` elements in one call: its items, and its repeats.
 
-        That is a serial form, which looks at the qparams first.
+        Its serial form looks at the qparams first.
         """
         if code == "wide" and self._wide is not None:
             return self._wide.small(granularity, n, code)
         channels, inner, _ = granularity
         inner = inner or n
-        if n * self._work >= PARALLEL_FROM:
-            return None
         if blocks := self._whole(inner, n):
             return blocks, n // inner, 0
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):

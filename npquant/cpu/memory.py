@@ -124,25 +124,48 @@ def _half_of_pair(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 def fetch(values: Any, first: Any, n: Any) -> None:
-    """Have `n` values brought to the cache; nothing is read."""
+    """Have `n` values brought to the cache, of an array or of each of a tuple; nothing is read."""
 
 
 @lowered(fetch)
 def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
+    several = isinstance(values, types.BaseTuple)
+
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to, first, n = args
-        data = data_of(context, builder, values, to)
         number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        size = context.get_abi_sizeof(context.get_data_type(values.dtype))
-        line = n.type(LINE // size)
-        with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
-            place = builder.bitcast(builder.gep(data, [builder.add(first, k)]), byte)
-            builder.call(prefetch, [place, number(0), number(3), number(1)])
+        arrays = cgutils.unpack_tuple(builder, args[0]) if several else [args[0]]
+        _, first, n = args
+        for array, to in zip(arrays, values if several else [values], strict=True):
+            data = data_of(context, builder, to, array)
+            size = context.get_abi_sizeof(context.get_data_type(to.dtype))
+            each = n.type(1 + isinstance(to, EverySecond))
+            line = n.type(LINE // (size * each.constant))
+            with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
+                i = builder.mul(builder.add(first, k), each)
+                place = builder.bitcast(builder.gep(data, [i]), byte)
+                builder.call(prefetch, [place, number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(values, types.intp, types.intp), codegen
+
+
+def narrows(x: Any, y: Any) -> bool:
+    """Whether an element of `x`, or of its first array, takes more memory than one of `y`."""
+    return bool((x[0] if isinstance(x, tuple) else x).itemsize > y.itemsize)
+
+
+@lowered(narrows)
+def _narrows(context: Any, x: Any, y: Any) -> Any:
+    several = isinstance(x, types.BaseTuple)
+    kinds = x[0] if several else x, y
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        read, written = (context.get_abi_sizeof(context.get_data_type(k.dtype)) for k in kinds)
+        return context.get_constant(types.boolean, read > written)
+
+    return types.boolean(x, y), codegen
 
 
 def to_line(x: Any, i: Any) -> int:

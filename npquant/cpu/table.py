@@ -22,15 +22,25 @@ from npquant.cpu.storage import Storage
 #: would compete for the same places of the cache.
 ROWS, PITCH = 8192, 8192 + 256
 
+#: Rows that are written for a channel that takes several, in two vectors: more than it takes, which
+#: those of the next overwrite. Behind ROWS there is room for them.
+RUN, HALF = 16, 8
+
 
 def empty(p: Any) -> Any:
     """A table for tuples like `p`."""
-    return np.empty(ROWS, object)
+    return np.empty(PITCH, object)
 
 
 def put(table: Any, k: Any, p: Any) -> None:
     """Write `p` to row k."""
     table[k] = p
+
+
+def put_run(table: Any, k: Any, p: Any) -> None:
+    """Write `p` to the RUN rows from k on."""
+    for i in range(RUN):
+        table[k + i] = p
 
 
 def take(table: Any, k: Any, p: Any) -> Any:
@@ -62,15 +72,39 @@ def _places(context: Any, builder: Any, table: Any, array: Any, k: Any, n: int) 
     return [builder.gep(data, [builder.add(k, k.type(i * PITCH))]) for i in range(n)]
 
 
+def _as_word(builder: Any, value: Any, bits: int, word: Any) -> Any:
+    if isinstance(value.type, (ir.FloatType, ir.DoubleType)):
+        value = builder.bitcast(value, ir.IntType(bits))
+    return value if value.type == word else builder.zext(value, word)
+
+
 @lowered(put)
 def _put(typing: Any, table: Any, k: Any, p: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, k, row = args
         for i, place in enumerate(_places(context, builder, table, array, k, len(p))):
-            value, word = builder.extract_value(row, i), place.type.pointee
-            if isinstance(value.type, (ir.FloatType, ir.DoubleType)):
-                value = builder.bitcast(value, ir.IntType(_bits(p[i])))
-            builder.store(value if value.type == word else builder.zext(value, word), place)
+            value = builder.extract_value(row, i)
+            builder.store(_as_word(builder, value, _bits(p[i]), place.type.pointee), place)
+        return context.get_dummy_value()
+
+    return types.void(table, types.uintp, p), generate
+
+
+@lowered(put_run)
+def _put_run(typing: Any, table: Any, k: Any, p: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, k, row = args
+        number = ir.IntType(32)
+        for i, place in enumerate(_places(context, builder, table, array, k, len(p))):
+            word = place.type.pointee
+            kind = ir.VectorType(word, HALF)
+            none, all_ = ir.Constant(kind, ir.Undefined), ir.VectorType(number, HALF)
+            value = _as_word(builder, builder.extract_value(row, i), _bits(p[i]), word)
+            values = builder.insert_element(none, value, number(0))
+            values = builder.shuffle_vector(values, none, ir.Constant(all_, [0] * HALF))
+            for half in (0, HALF):
+                to = builder.bitcast(builder.gep(place, [k.type(half)]), kind.as_pointer())
+                builder.store(values, to, align=word.width // 8)
         return context.get_dummy_value()
 
     return types.void(table, types.uintp, p), generate
@@ -109,7 +143,8 @@ def fill(
 ) -> None:  # fmt: skip
     """Rows of the positions [row, row + rows), where each channel takes `inner` positions.
 
-    `lowest` is the first of the channels. What lies beyond them all is the same again.
+    `lowest` is the first of the channels, and `inner` is no more than RUN. What lies beyond them
+    all is the same again.
     """
     period = channels * inner
     made = min(rows, period - row)
@@ -118,15 +153,11 @@ def fill(
     if inner == 1:
         fill_in_order(table, c, made, parameters, x, scale, zero_point, constants, y)
     else:
-        skip, k = row % inner, 0
+        k, after = 0, inner - row % inner
         while k < made:
-            m = min(inner - skip, made - k)
-            p = parameters(x, scale[c], zero_point[c], constants, y)
-            for i in range(k, k + m):
-                put(table, np.uintp(i), p)
-            skip = 0
+            put_run(table, np.uintp(k), parameters(x, scale[c], zero_point[c], constants, y))
             c += 1
-            k += m
+            k, after = after, after + inner
     while made < rows:  # twice as many at a time, as a loop with a short way back is not vectorised
         first, more = np.uintp(made), min(made, rows - made)
         for i in range(np.uintp(more)):
