@@ -7,6 +7,8 @@ import npquant as nq
 from calls import CALLS, DATA, STATE, arguments, results
 from cases import assert_same
 from npquant import backend
+from npquant.cpu.target import PARALLEL_FROM
+from npquant.ops import small
 
 #: Ops that ask for a backend in every call: qparams are numbers there, or there are none.
 OTHERS = {
@@ -62,6 +64,19 @@ def test_bits_of_the_long_way(name, shape):
             if key in kwargs:
                 kwargs[key].flags.writeable = False
         assert_same(results(name, same), results(name, kwargs))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_arrays(threads, monkeypatch):
+    """They go the same short way where there is one thread, and else to several."""
+    long_way, of = [], backend.of
+    monkeypatch.setattr(backend, "of", lambda x: long_way.append(x) or of(x))
+    monkeypatch.setattr(small, "threads", lambda: threads)
+    for n in (PARALLEL_FROM - 1, PARALLEL_FROM):
+        x, (s, z) = np.zeros((1, n), np.float32), (np.ones(1, t) for t in (np.float32, np.int32))
+        q = nq.quantize_per_channel(x, s, z, 0, -128, 127, np.int8)
+        assert_same(q, np.ones((1, n), np.int8))
+    assert [x.size for x in long_way] == ([PARALLEL_FROM] if threads > 1 else [])
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])

@@ -1,4 +1,7 @@
-"""Calls of small arrays: what can be known before is found once, and the rest is one kernel."""
+"""Calls of small arrays: what can be known before is found once, and the rest is one kernel.
+
+So it is with large ones that one thread computes, elementwise.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from npquant.checks import Array
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.reduce import NO_SUMS
 from npquant.cpu.strided import PIECE
-from npquant.cpu.target import GRAIN
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.dtypes import DType
 from npquant.layout import Granularity
 
@@ -91,11 +94,11 @@ def small(
     `names` are those of the others, which may not, and of the qparams.
     """
     n = prod(shape)
-    # A kernel's public name is the method `run` of its `Elementwise`.
-    found = kind is np.ndarray and getattr(cpu, kernel).__self__.small(granularity, n, code)
-    if not found:
+    if kind is not np.ndarray:
         return not_small
-    run, items, repeats = found
+    # A kernel's public name is the method `run` of its `Elementwise`.
+    run, items, repeats = getattr(cpu, kernel).__self__.small(granularity, n, code)
+    large = n * run.work >= PARALLEL_FROM
     flat, several = len(shape) == 1, type(dtype) is tuple
     channels, inner, _ = granularity
     inner = inner or n
@@ -114,6 +117,8 @@ def small(
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
+        if large and threads() > 1:
+            return None
         if not (all(map(_is_carray, x)) if several else x.flags.carray):
             return None
         if _plain(scale, zero_point, shapes):
