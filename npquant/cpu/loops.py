@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import strided, table
-from npquant.cpu.memory import LINE, fetch, narrows, near, to_line
+from npquant.cpu.memory import LINE, bare, fetch, narrows, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, never, pieces, plain
@@ -141,7 +141,7 @@ class Elementwise:
                 return False
             if begin == end:
                 return True
-            constants, rooms = (lo, hi, nan), near(STRIP, x)
+            constants, rooms, data = (lo, hi, nan), near(STRIP, x), bare(x)
             row = (first + begin) // inner
             c, skip = row % channels, (first + begin) - row * inner
             while begin < end:
@@ -150,7 +150,7 @@ class Elementwise:
                     m = to_line(x, begin) or STRIP
                 base = np.uintp(begin)
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                u, at_u = brought(x, base, m, rooms)
+                u, at_u = brought(data, base, m, rooms)
                 strip(u, at_u, m, (), (p, constants), lo, y, base)
                 begin += m
                 skip += m

@@ -123,6 +123,37 @@ def _half_of_pair(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return context.data_model_manager[array.dtype].from_data(builder, builder.bitcast(found, kind))
 
 
+def bare(x: Any) -> Any:
+    """An array, or each of a tuple, without its count of references.
+
+    The compiler counts a reference wherever an array gets another name: in a loop that takes time,
+    and threads wait for one another to count.
+    """
+    return x
+
+
+@lowered(bare)
+def _bare(context: Any, x: Any) -> Any:
+    several = isinstance(x, types.BaseTuple)
+    arrays = list(x) if several else [x]
+    # Of every second element it stays what it is: its elements are taken to rooms.
+    kinds = [a if isinstance(a, EverySecond) else types.CPointer(a.dtype) for a in arrays]
+    result = types.Tuple(kinds) if several else kinds[0]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        found = []
+        given = cgutils.unpack_tuple(builder, args[0]) if several else args
+        for array, kind, value in zip(arrays, kinds, given, strict=True):
+            if kind is array:
+                context.nrt.incref(builder, array, value)
+                found.append(value)
+            else:
+                found.append(data_of(context, builder, array, value))
+        return context.make_tuple(builder, result, found) if several else found[0]
+
+    return result(x), codegen
+
+
 def fetch(values: Any, first: Any, n: Any) -> None:
     """Have `n` values brought to the cache, of an array or of each of a tuple; nothing is read."""
 

@@ -26,7 +26,7 @@ from npquant.cpu.lanes import (
     folded,
     sums_together,
 )
-from npquant.cpu.memory import fetch, from_line, local, near, to_line
+from npquant.cpu.memory import bare, fetch, from_line, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, VIEWS, every_second, gather, scatter
@@ -846,13 +846,13 @@ class Total:
             """Tasks (tile)."""
             lanes = local(LANES, 0.0)
             kind = element(each(x, 0), number)
-            terms, rooms = (local(STRIP, kind),), near(STRIP, x)
+            terms, rooms, data = (local(STRIP, kind),), near(STRIP, x), bare(x)
             for tile in range(begin, end):
                 _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    u, at = brought(x, np.uintp(start), m, rooms)
+                    u, at = brought(data, np.uintp(start), m, rooms)
                     strip(u, at, m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
