@@ -269,7 +269,7 @@ SIZES = (
     ((4097, 3), 1),  # TILE: side by side
     *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
     *(((3, 5, n), 1) for n in (31, 32, 33, 48, 511, 512, 513, 544)),  # BLOCK and LONG: a run
-    *(((n, 2060), 1) for n in (31, 32, 33)),  # NEAR and AT_ONCE: a row, and rows
+    *(((n, 2060), 1) for n in (63, 64, 65)),  # MANY, NEAR, AT_ONCE: a row, and rows
     *(((2, n), 1) for n in (8191, 8192, 8193)),  # ROWS: channels
     *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
     ((33, 500), 0),  # PIECE: whole channels, and a rest of them

@@ -44,10 +44,11 @@ _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
 RUNS = 256
 #: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
 FEW, LEAST_PERIOD = 256, 1024
-#: Elements of a row that are done together, so that what belongs to them stays in the first cache;
-#: and of how many rows, so that memory is read in order nevertheless. Of an array of more than FAR,
-#: which no cache holds, whole rows are: to read it in order matters more.
-NEAR, AT_ONCE, FAR = 1024, 64, 1 << 22
+#: Where a row has more than MANY elements, NEAR of them are done together, so that what belongs to
+#: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
+#: Of an array of more than FAR, which no cache holds, whole rows are: to read it in order matters
+#: more.
+MANY, NEAR, AT_ONCE, FAR = 2048, 1024, 64, 1 << 22
 #: Where a table takes much of the first cache, the processor brings data too late. So they are
 #: fetched, FETCHED elements at a time: of the next row where parts of rows are done, else those
 #: AHEAD. It pays where most of what moves is read.
@@ -220,7 +221,7 @@ class Elementwise:
                     rows = min(table.ROWS, period - part)
                     if start + part + rows <= begin and start + part + period >= last:
                         continue  # there is less than a period, and none of this
-                    near, head = NEAR if y.size <= FAR else rows, 0
+                    near, head = NEAR if rows > MANY and y.size <= FAR else rows, 0
                     ahead = period if rows > near else AHEAD
                     if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
                         # Where the data come to a line of the cache, so does the table.
