@@ -177,10 +177,11 @@ def _round_float8(v: Any, drop: Any, bias: Any, least_normal: Any, magic: Any) -
     """|v| rounded to a float8 grid, as its bits: `drop` mantissa bits go, ties to even."""
     a = np.uint32(_as_uint32(v) & np.uint32(0x7FFFFFFF))
     half = np.uint32((np.uint32(1) << (drop - np.uint32(1))) - np.uint32(1))
+    half = np.uint32(half - (bias << drop))
     normal = np.uint32(np.uint32(a + half + ((a >> drop) & np.uint32(1))) >> drop)
     # Below the normals the grid is even: adding `magic` lets the hardware round onto it.
     low = np.uint32(_as_uint32(_as_float32(a) + magic) - _as_uint32(magic))
-    return low if a < least_normal else np.uint32(normal - bias)
+    return low if a < least_normal else normal
 
 
 @register_jitable
