@@ -390,7 +390,7 @@ PERMUTED = (
     "adaround_soft",
 )
 #: What lies side by side is few and many, shorter and longer than what is made of it: SHORT,
-#: LEAST_PERIOD, NEAR, ROWS; and blocks and pieces of what is packed.
+#: LEAST_PERIOD, MANY, ROWS; and blocks and pieces of what is packed.
 CROSSED = (
     *((3, n, 20) for n in (3, 15, 16, 17, 31, 33, 65, 512, 2049)),
     (2, 5, 4096),

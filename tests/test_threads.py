@@ -7,7 +7,10 @@ import threading
 import numba
 import numpy as np
 import pytest
+from numba.core.caching import NullCache
 
+import npquant
+from npquant import cpu
 from npquant.cpu import target
 from scenarios import run
 
@@ -163,6 +166,22 @@ def test_what_a_segment_raises(monkeypatch, threads):
     with pytest.raises(MemoryError):
         kernel(100, target.PARALLEL_FROM, (50 if threads > 1 else 0, marks), ("marks",), 10)
     assert not target._parallel.locked()
+
+
+@compiled
+@pytest.mark.parametrize("name", ["adaround_init", "adaround_regularizer"])
+def test_steps_count_no_references(name, monkeypatch):
+    """All threads share the count: they would wait for one another at every strip."""
+    getattr(npquant, name)(np.ones(target.GRAIN, np.float32), 2.0)
+    kernel = getattr(cpu, name)
+    kernel = kernel._kernel if name.endswith("regularizer") else kernel.__self__._runs
+    monkeypatch.setattr(target.cache, "of", lambda function: NullCache())  # it keeps no text
+    for key in kernel._code:
+        code = kernel._compile(key)
+        _, _, body = code.library.get_llvm_str().partition(f"@{code.fndesc.llvm_func_name}(")
+        body, end, _ = body.partition("\n}")
+        assert end
+        assert "NRT_incref" not in body
 
 
 def _types_of_marks(key):
