@@ -248,6 +248,27 @@ def test_quantize_per_token_rounds_each_step_to_two_bytes(dtype):
     agree("quantize_per_token", x, s, (z + 0.3).astype(dtype), -128, 127, np.int8)
 
 
+@pytest.mark.parametrize("target", **named(cases.FLOAT8))
+def test_float8_of_every_length(target):
+    """They are made so many at a time; of the rest no more is written than there is."""
+    lo, hi = BOUNDS[target]
+    s, z = np.array([0.1, 2, 0.7], F32), np.array([0, 3, -2])
+    # Zeros of both signs, NaNs of both, infinities, and what is cut off.
+    some = np.array([-0.01, 0, 3, math.nan, -math.inf, -3, 1e9, -math.nan, 20.3], F32)
+    x = np.resize(some, 3000)
+    x[1::2] *= np.linspace(-1, 1, 1500, dtype=F32) * np.float32(hi / 4)
+    x = x.reshape(3, -1)
+    for n in (*range(1, 140), *range(500, 600), 1000):
+        rows = np.ascontiguousarray(x[:, :n])
+        expected = oracle.quantize_per_token(rows, s, z, lo, hi, target)
+        memory = np.full(3 * n + 128, 0x5A, np.uint8)
+        out = memory[64:-64].view(target).reshape(3, n)
+        nq.quantize_per_token(rows, s, z, lo, hi, target, out=out)
+        assert_same(out, expected, n)
+        assert (memory[:64] == 0x5A).all(), n
+        assert (memory[-64:] == 0x5A).all(), n
+
+
 @pytest.mark.parametrize("scale_dtype", **named(FLOATS))
 def test_quantize_per_token_takes_integers(scale_dtype):
     s, z = np.array([10, 0.7]).astype(scale_dtype), np.array([0, -2])

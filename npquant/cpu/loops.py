@@ -18,7 +18,7 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from npquant.cpu import strided, table
+from npquant.cpu import packed, strided, table
 from npquant.cpu.memory import LINE, bare, fetch, narrows, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
@@ -123,10 +123,13 @@ class Elementwise:
                         m = to_line(x, begin) or LONG
                     # An unsigned index is not checked for wrap-around, so the loop is vectorised.
                     base = np.uintp(begin)
+                    value, _ = element(each(x, base), p, constants, y)  # for its type alone
+                    room = packed.room(LONG, value)
                     for k in range(np.uintp(m)):
                         value, inside = element(each(x, base + k), p, constants, y)
-                        store(y, base + k, value)
+                        packed.hold(room, k, y, base + k, value)
                         store(mask, base + k, inside)
+                    packed.release(room, m, y, base)
                     begin += m
                 skip = 0
                 c = c + 1 if c + 1 < channels else 0

@@ -41,7 +41,8 @@ def _room(n: Any, v: Any) -> Any:
     return np.empty(n, type(v))
 
 
-def _on_stack(context: Any, builder: Any, kind: Any, size: int) -> Any:
+def on_stack(context: Any, builder: Any, kind: Any, size: int) -> Any:
+    """Where `size` values of a type of Numba lie on the stack, from a line of the cache on."""
     value = context.get_value_type(kind)
     with builder.goto_entry_block():  # not alloca_once, which writes zeros, each on its own
         room = builder.alloca(ir.ArrayType(value, size))
@@ -56,7 +57,7 @@ def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
     size = n.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _on_stack(context, builder, v, size)
+        return on_stack(context, builder, v, size)
 
     return types.CPointer(v)(n, v), codegen
 
@@ -82,7 +83,7 @@ def _rooms_near_on_stack(context: Any, n: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if result == types.none:
             return context.get_dummy_value()
-        rooms = [_on_stack(context, builder, a.dtype, size) for a in arrays]
+        rooms = [on_stack(context, builder, a.dtype, size) for a in arrays]
         return context.make_tuple(builder, result, rooms) if several else rooms[0]
 
     return result(n, x), codegen

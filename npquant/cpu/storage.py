@@ -39,6 +39,9 @@ BFLOAT16: Final = Storage("bfloat16", 16)
 E4M3FN: Final = Storage("float8_e4m3fn", 8)
 E5M2: Final = Storage("float8_e5m2", 8)
 INT4, UINT4, INT2, UINT2 = (Storage(n, 8) for n in ("int4", "uint4", "int2", "uint2"))
+#: A code of float8 that waits for its bits: an integer as a float32, and of a NaN the number whose
+#: bits in float8 are those of NaN.
+FLOAT8_NUMBER: Final = Storage("float8_number", 32)
 
 SUB_BYTE: Final = (INT4, UINT4, INT2, UINT2)
 HALVES: Final = (FLOAT16, BFLOAT16)
@@ -117,6 +120,7 @@ _as_int16, _as_int32, _as_int64 = _to[types.int16], _to[types.int32], _to[types.
 _as_uint16, _as_uint32 = _to[types.uint16], _to[types.uint32]
 _as_float16, _as_bfloat16 = _to[FLOAT16], _to[BFLOAT16]
 _as_e4m3fn, _as_e5m2 = _to[E4M3FN], _to[E5M2]
+_as_number = _reinterpret(FLOAT8_NUMBER)
 
 
 @intrinsic
@@ -202,14 +206,22 @@ def _float32_to_e5m2(v: Any) -> Any:
     return _as_e5m2(np.uint32(u | ((_as_uint32(v) >> np.uint32(24)) & np.uint32(0x80))))
 
 
+#: Of float8: how many bits of a float32 go, what brings exponents to its own, and the number that
+#: stands for NaN.
+FLOAT8: Final = {
+    E4M3FN: (np.uint32(20), np.float32(2.0**-120), np.float32(480)),
+    E5M2: (np.uint32(21), np.float32(2.0**-112), np.float32(1.75 * 2**16)),
+}
+
+
 @register_jitable
-def _integer_to_float8(v: Any, drop: Any, scale: Any) -> Any:
+def _number_to_float8(number: Any, drop: Any, scale: Any) -> Any:
     """The bits of an integer in the range of float8; a zero keeps its sign.
 
-    `scale` brings exponents to float8's. The product with 2**drop + 1 is rounded where float8's
-    mantissa ends, as an integer has no bits that far down; then 2**drop times the integer goes.
+    The product with 2**drop + 1 is rounded where float8's mantissa ends, as an integer has no bits
+    that far down; then 2**drop times the integer goes.
     """
-    ones = scale * np.float32(np.uint32(1) << drop)
+    v, ones = _as_float32(number), scale * np.float32(np.uint32(1) << drop)
     rounded = _llvm_fma(v, -ones, v * np.float32(ones + scale))
     magnitude = _as_float32(np.uint32(_as_uint32(rounded) << (np.uint32(24) - drop)))
     return np.uint32(_as_uint32(np.copysign(magnitude, v)) >> np.uint32(24))
@@ -392,29 +404,20 @@ def _code_of(v, lo, hi, nan):
 _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
 
 
-#: Of float8: the mantissa bits of float32 that go, and what brings exponents to its own.
-_FLOAT8: Final = {
-    E4M3FN: (np.uint32(20), np.float32(2.0**-120)),
-    E5M2: (np.uint32(21), np.float32(2.0**-112)),
-}
-
-
 @teach(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
     without = isinstance(zero_point, types.NoneType)
     small = without or isinstance(zero_point, types.Integer)
     narrow = (other in NARROW and other != types.int32) or other in SUB_BYTE
-    if other in _FLOAT8 and small and isinstance(lo, types.Float):
+    if other in FLOAT8 and small and isinstance(lo, types.Float):
         # Codes are whole numbers here, within the bounds of float8, so none is subnormal.
-        drop, scale = _FLOAT8[other]
-        back = _to[other]
+        _, _, of_nan = FLOAT8[other]
 
         def rounded_code(t, zero_point, lo, hi, nan, other):
             r = p.rint(t) if without else p.plus(p.rint(t), zero_point)
             u = lo if r < lo else r
             u = hi if u > hi else u
-            code = back(_integer_to_float8(np.float32(u), drop, scale))
-            return code if t == t else p.like(nan, other)
+            return _as_number(np.float32(u) if t == t else of_nan)
 
         return rounded_code
 
@@ -468,6 +471,13 @@ def _store(y, i, v):
 
         def store(y, i, v):
             y[i] = v
+
+    elif v == FLOAT8_NUMBER:
+        drop, scale, _ = FLOAT8[kind]
+        back = _to[kind]
+
+        def store(y, i, v):
+            y[i] = back(_number_to_float8(v, drop, scale))
 
     elif isinstance(kind, Storage):
         narrow = register_jitable(_FROM_FLOAT32[kind])

@@ -27,6 +27,7 @@ DEQUANTIZE = tests("ops", "dequantize_per_tensor")
 TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
 TWO_BYTES = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
+FLOAT8 = tests("ops", "float8_of_every_length")
 DIVIDE = tests("ops", "quantize_per_tensor_by_division[float32-float8_e4m3fn]", "division")
 FAKE = tests("ops", "fake_quantize_per_tensor[float32]", "fake_quantize_per_tensor[float64]")
 FAKE_CHANNEL = tests("ops", "fake_quantize_per_channel")
@@ -399,7 +400,19 @@ FAULTS = (
     Fault("cpu/storage.py",
           "np.copysign(magnitude, v)",
           "magnitude",
-          "float8 codes of one sign", tests("ops", "quantize_per_tensor[float32-float8_e4m3fn]")),
+          "float8 codes of one sign", tests("ops", "quantize_per_channel[float32-float8_e4m3fn]")),
+    Fault("cpu/packed.py",
+          "builder.and_(upper_halves(v, half)",
+          "builder.and_(upper_halves(rounded, half)",
+          "the sign of a zero among float8 codes made together", FLOAT8),
+    Fault("cpu/packed.py",
+          "last, rest, 1, align=1)",
+          "last, many, 1, align=1)",
+          "more float8 codes written than there are", FLOAT8),
+    Fault("cpu/packed.py",
+          "builder.gep(room, [whole])",
+          "room",
+          "the first float8 codes again where the last belong", FLOAT8),
     Fault("cpu/loops.py",
           "if farthest >= SURE:",
           "if farthest < 0:",
