@@ -778,6 +778,14 @@ def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
     agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, s, z, -8, 7)
 
 
+def test_sums_that_float32_does_not_hold():
+    """They become infinities without a word, of a row as of several."""
+    for shape in ((4096,), (64, 64)):
+        x, g = np.full(shape, 1e3, F32), np.full(shape, 3e38, F32)
+        agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, np.array([0.1], F32),
+              np.zeros(1, F32), -128, 127)  # fmt: skip
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),
                                              ((300, 7, 9), 1), ((17_000, 2), 0), ((40, 6, 32), 1),
                                              ((40, 61, 32), 1), ((9, 50, 96), 1),

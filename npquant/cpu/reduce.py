@@ -712,8 +712,11 @@ class Gradients:
                  np.repeat(zero_point, m), constants, code, y[part], *to)  # fmt: skip
             to = sums[:, 0, c // GROUP :]
             _add_tiles(found.shape[1], found.size, (found, *to), (to.dtype, to.dtype))
-        _add_tiles(1, sums.size, (sums, grad_scale, grad_zero_point),
-                   (grad_scale.dtype, grad_zero_point.dtype))  # fmt: skip
+        # By the kernel of the rows, not another one of the dtype of the results.
+        found = np.empty((2, 1))
+        _add_tiles(1, sums.size, (sums, *found), (found.dtype, found.dtype))
+        with np.errstate(over="ignore"):
+            grad_scale[...], grad_zero_point[...] = found
 
     def _beside_one_another(
         self, spans: Spans, grad: Array, x: Array, scale: Array, zero_point: Array,

@@ -22,6 +22,7 @@ from numba.extending import register_jitable
 from npquant.cpu import cache
 from npquant.cpu import threads as pool
 from npquant.cpu.memory import EverySecond
+from npquant.cpu.parts import parts_of
 from npquant.cpu.storage import TYPES
 from npquant.primitives import at, widen
 
@@ -223,7 +224,8 @@ def _compile(function: Any, signature: tuple[types.Type, ...]) -> Any:
     if DISABLE_JIT:
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
-    dispatcher.compile(signature)
+    with global_compiler_lock, parts_of(function.__qualname__):
+        dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 
 

@@ -1,0 +1,77 @@
+"""Machine code is made of kernels alone, and others may still call what they are made of."""
+
+import numpy as np
+import pytest
+from numba import config, njit
+from numba.core.codegen import JITCodeLibrary
+from numba.core.errors import TypingError
+from numba.core.registry import cpu_target
+from numba.extending import register_jitable
+
+from npquant.cpu.target import Kernel, array_type
+
+pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
+
+FLOAT64 = array_type(np.dtype(np.float64))
+
+
+@register_jitable
+def squared(v):
+    return v * v
+
+
+@register_jitable
+def fourth(v):
+    return squared(squared(v))
+
+
+def _segment(begin, end, x, y):
+    for i in range(begin, end):
+        y[i] = fourth(x[i]) + np.float64(np.hypot(x[i], 0.0))
+
+
+def _wrong(begin, end, x, y):
+    y[0] = fourth(x)
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """The names of what machine code is made of; nothing is on disk."""
+    names, finalize = [], JITCodeLibrary._finalize_specific
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        JITCodeLibrary, "_finalize_specific", lambda self: (names.append(self.name), finalize(self))
+    )
+    return names
+
+
+def fourth_powers(name):
+    kernel = Kernel(_segment, name, lambda: (FLOAT64, FLOAT64))
+    x = np.arange(5.0)
+    y = np.empty_like(x)
+    kernel(5, 5, (x, y), ())
+    np.testing.assert_array_equal(y, x**4 + x)
+
+
+def test_of_kernels_alone(made):
+    fourth_powers("fourth_powers")
+    assert made == ["fourth_powers"]
+
+
+def test_others_call_the_same_parts(made):
+    """A function that was a part before is one of a user's own function, and of another kernel."""
+    fourth_powers("before")
+    x = np.arange(5.0)
+    users = njit(lambda x: fourth(x) + np.hypot(x, 0.0))
+    assert [users(v) for v in x] == (x**4 + x).tolist()
+    fourth_powers("after")
+    assert made[0] == "before"
+    assert made[-1] == "after"
+
+
+def test_what_cannot_be_compiled_leaves_the_compiler_as_it_was(made):
+    kernel = Kernel(_wrong, "wrong", lambda: (FLOAT64, FLOAT64))
+    with pytest.raises(TypingError):
+        kernel(5, 5, (np.ones(5), np.ones(5)), ())
+    assert "create_library" not in vars(cpu_target.target_context.codegen())
+    fourth_powers("right")
