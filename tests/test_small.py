@@ -1,5 +1,7 @@
 """Small arrays that are as they mostly are: one kernel, and the bits of those that are not."""
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ import npquant as nq
 from calls import CALLS, DATA, STATE, arguments, results
 from cases import assert_same
 from npquant import backend
-from npquant.cpu.target import PARALLEL_FROM
+from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import small
 
 #: Ops that ask for a backend in every call: qparams are numbers there, or there are none.
@@ -66,17 +68,59 @@ def test_bits_of_the_long_way(name, shape):
         assert_same(results(name, same), results(name, kwargs))
 
 
+PER_CHANNEL = (
+    "quantize_per_channel",
+    "dequantize_per_channel",
+    "fake_quantize_per_channel_affine",
+    "fake_quantize_per_channel_affine_cachemask",
+    "fake_quantize_learnable_per_channel_affine",
+    "adaround_hard",
+)
+#: Long runs, whole runs, and channels side by side, of more than one thread's work.
+LARGE = [((70, 4096), 0), ((300, 28, 32), 1), ((4400, 65), 1)]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_arrays(threads, monkeypatch):
-    """They go the same short way where there is one thread, and else to several."""
-    long_way, of = [], backend.of
+@pytest.mark.parametrize(("shape", "axis"), LARGE, ids=str)
+def test_large_arrays(shape, axis, threads, monkeypatch):
+    """They go the same short way, where there are several threads to these."""
+    long_way, of, to_several, run = [], backend.of, [], Kernel.__call__
     monkeypatch.setattr(backend, "of", lambda x: long_way.append(x) or of(x))
     monkeypatch.setattr(small, "threads", lambda: threads)
-    for n in (PARALLEL_FROM - 1, PARALLEL_FROM):
-        x, (s, z) = np.zeros((1, n), np.float32), (np.ones(1, t) for t in (np.float32, np.int32))
-        q = nq.quantize_per_channel(x, s, z, 0, -128, 127, np.int8)
-        assert_same(q, np.ones((1, n), np.int8))
-    assert [x.size for x in long_way] == ([PARALLEL_FROM] if threads > 1 else [])
+    monkeypatch.setattr(
+        Kernel, "__call__", lambda self, *args: to_several.append(args[0]) or run(self, *args)
+    )
+    assert prod(shape) >= PARALLEL_FROM
+    for name in PER_CHANNEL:
+        kwargs, same = (usual(name, shape, axis) for _ in range(2))
+        got = results(name, kwargs)
+        assert not long_way, name
+        assert len(to_several) == threads - 1, name
+        for key in DATA:
+            if key in same:
+                same[key].flags.writeable = False
+        assert_same(got, results(name, same), name)
+        assert long_way, name
+        long_way.clear()
+        to_several.clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("shape", "axis"), LARGE, ids=str)
+def test_wrong_qparams_of_large_arrays(shape, axis, threads, monkeypatch):
+    """They are looked at before anything is written."""
+    monkeypatch.setattr(small, "threads", lambda: threads)
+    n = shape[axis]
+    x, out = np.ones(shape, np.float32), np.zeros(shape, np.float32)
+    scale, zero_point = np.ones(n, np.float32), np.zeros(n, np.int32)
+    scale[-1] = np.nan
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        nq.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -8, 7, out=out)
+    assert not out.any()
+    scale[-1], zero_point[-1] = 1, 8
+    with pytest.raises(ValueError, match=r"zero_point must be within -8\.\.7, got 8"):
+        nq.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -8, 7, out=out)
+    assert not out.any()
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])

@@ -176,7 +176,10 @@ def test_steps_count_no_references(name, monkeypatch):
     kernel = getattr(cpu, name)
     kernel = kernel._kernel if name.endswith("regularizer") else kernel.__self__._runs
     monkeypatch.setattr(target.cache, "of", lambda function: NullCache())  # it keeps no text
-    for key in kernel._code:
+    # Other tests may have had every second element, which rooms are made of.
+    keys = [key for key in kernel._code if key[0] == np.dtype(np.float32)]
+    assert keys
+    for key in keys:
         code = kernel._compile(key)
         _, _, body = code.library.get_llvm_str().partition(f"@{code.fndesc.llvm_func_name}(")
         body, end, _ = body.partition("\n}")

@@ -348,8 +348,8 @@ class Elementwise:
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
-    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int]:
-        """What does contiguous arrays of `n` elements in one call: its items, and its repeats.
+    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int, int]:
+        """What does contiguous arrays of `n` elements in one call: its items, repeats, and grain.
 
         Its serial form looks at the qparams first.
         """
@@ -358,10 +358,11 @@ class Elementwise:
         channels, inner, _ = granularity
         inner = inner or n
         if blocks := self._whole(inner, n):
-            return blocks, n // inner, 0
+            return blocks, n // inner, 0, GRAIN // inner
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):
-            return self._periods, n, -(-n // (channels * inner))
-        return self._runs, n, 0
+            period = channels * inner
+            return self._periods, n, -(-n // period), _grain(period)
+        return self._runs, n, 0, GRAIN
 
     def _whole(self, inner: int, n: int) -> Kernel | None:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""

@@ -1,6 +1,6 @@
 """Calls of small arrays: what can be known before is found once, and the rest is one kernel.
 
-So it is with large ones that one thread computes, elementwise.
+So it is with large ones, elementwise.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def small(
     if kind is not np.ndarray:
         return not_small
     # A kernel's public name is the method `run` of its `Elementwise`.
-    run, items, repeats = getattr(cpu, kernel).__self__.small(granularity, n, code)
+    run, items, repeats, grain = getattr(cpu, kernel).__self__.small(granularity, n, code)
     large = n * run.work >= PARALLEL_FROM
     flat, several = len(shape) == 1, type(dtype) is tuple
     channels, inner, _ = granularity
@@ -106,27 +106,27 @@ def small(
     lo, hi, nan = constants if code == "int32" else map(float, constants)
     least, most = map(float, within)
 
-    def find(given: tuple[Any, Any]) -> Any:
-        if given not in kinds:
-            return None
-        types = (code, code, code) if given[0] is float else (*given, code)
-        return run.serial[dtype, target, types, not masked]
+    # What cuts the data into channels.
+    cut = (0, channels, inner, repeats) if repeats else (0, channels, inner)
 
-    entries = _Entries(find)
+    def key(given: tuple[Any, Any]) -> Any:
+        types = (code, code, code) if given[0] is float else (*given, code)
+        return dtype, target, types, not masked
+
+    entries = _Entries(lambda given: run.serial[key(given)] if given in kinds else None)
 
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
-        if large and threads() > 1:
-            return None
         if not (all(map(_is_carray, x)) if several else x.flags.carray):
             return None
         if _plain(scale, zero_point, shapes):
-            entry = entries[scale.dtype, zero_point.dtype]
+            given: Any = scale.dtype, zero_point.dtype
         elif type(scale) is float and type(zero_point) is int and least <= zero_point <= most:
-            entry = entries[float, int]
+            given = float, int
         else:
             return None
+        entry = entries[given]
         if entry is None:
             return None
         if out is None:
@@ -144,7 +144,11 @@ def small(
             v, w = y.ravel(), None if mask is None else mask.ravel()
         if type(scale) is not float and scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
-        if repeats:
+        if large and threads() > 1:  # one looks, and all compute
+            args = *cut, x, scale, zero_point, lo, hi, nan, v, w
+            if done := entry(0, 0, channels, least, most, *args):
+                run(items, n, (0, 0.0, 0.0, *args), key(given), grain)
+        elif repeats:
             done = entry(0, items, channels, least, most, 0, channels, inner, repeats, x, scale,
                          zero_point, lo, hi, nan, v, w)  # fmt: skip
         else:
