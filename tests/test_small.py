@@ -106,6 +106,26 @@ def test_large_arrays(shape, axis, threads, monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+def test_large_gradients(threads, monkeypatch):
+    """Up to 64 Ki elements several threads are no faster than one."""
+    long_way, of = [], backend.of
+    monkeypatch.setattr(backend, "of", lambda x: long_way.append(x.size) or of(x))
+    monkeypatch.setattr(small, "threads", lambda: threads)
+    name = "fake_quantize_learnable_per_channel_affine_backward"
+    most = PARALLEL_FROM // 4
+    shapes = (most // 256, 256), (most // 256 + 1, 256), (120, 70, 32), (4000, 65)
+    for shape, axis in zip(shapes, (0, 0, 1, 1), strict=True):
+        kwargs, same = (usual(name, shape, axis) for _ in range(2))
+        got = results(name, kwargs)
+        assert bool(long_way) == (threads > 1 and prod(shape) > most), shape
+        for key in DATA:
+            if key in same:
+                same[key].flags.writeable = False
+        assert_same(got, results(name, same), shape)
+        long_way.clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("shape", "axis"), LARGE, ids=str)
 def test_wrong_qparams_of_large_arrays(shape, axis, threads, monkeypatch):
     """They are looked at before anything is written."""

@@ -33,7 +33,6 @@ from npquant.cpu.strided import VIEW, VIEWS, every_second, gather, scatter
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import (
     GRAIN,
-    PARALLEL_FROM,
     Kernel,
     Types,
     array_type,
@@ -614,7 +613,7 @@ class Gradients:
         if code != "float32" and self._wide is not None:
             return self._wide.small(granularity, n, code)
         channels, inner, _ = granularity
-        if not 0 < n * self._runs.work < PARALLEL_FROM or n > channels * TILE:
+        if not 0 < n <= channels * TILE:
             return None
         kernel, block, inner = self._cut(channels, inner, n // channels)
         return kernel, (-(-channels // block), block, channels, inner, n // channels)
@@ -700,6 +699,14 @@ class Gradients:
         if plain(grad) and plain(x) and plain(y):
             grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
             some = min(count, ROWS)
+            if inner <= TILE and some == count:
+                sums = np.empty((2, 1, count))
+                self._piece((count, inner), grad, x, y, scale.repeat(count),
+                            zero_point.repeat(count), constants, code,
+                            sums.reshape(2, count, 1))  # fmt: skip
+                dtypes = grad_scale.dtype, grad_zero_point.dtype
+                _add_tiles(1, count, (sums, grad_scale, grad_zero_point), dtypes)
+                return
         else:
             grad, x, y = last_axes_joined((grad, x, y), inner)
         sums = np.empty((2, 1, -(-count // GROUP)))
@@ -708,8 +715,8 @@ class Gradients:
             part = slice(c * inner, (c + m) * inner) if some < count else ...
             found = np.zeros((2, -(-m // GROUP), GROUP))
             to = found.reshape(2, -1)[:, :m]
-            self(Granularity(m, inner, None), grad[part], x[part], np.repeat(scale, m),
-                 np.repeat(zero_point, m), constants, code, y[part], *to)  # fmt: skip
+            self(Granularity(m, inner, None), grad[part], x[part], scale.repeat(m),
+                 zero_point.repeat(m), constants, code, y[part], *to)  # fmt: skip
             to = sums[:, 0, c // GROUP :]
             _add_tiles(found.shape[1], found.size, (found, *to), (to.dtype, to.dtype))
         # By the kernel of the rows, not another one of the dtype of the results.

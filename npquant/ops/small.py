@@ -175,11 +175,15 @@ def small_backward(
     if found is None:
         return not_small
     run, (tasks, block, channels, inner, count) = found
+    # Up to here, threads are no faster.
+    large = n * run.work > PARALLEL_FROM
     (lo, hi, factor), flat = map(float, constants), len(shape) == 1
     entry: Any = None
 
     def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
         nonlocal entry
+        if large and threads() > 1:
+            return None
         if not (
             type(grad) is type(scale) is type(zero_point) is _Array
             and grad.dtype == dtype
