@@ -78,16 +78,28 @@ def _release(typing: Any, held: Any, n: Any, y: Any, first: Any) -> Any:
         room, n, array, first = args
         many = n.type(MANY)
         to = builder.gep(data_of(context, builder, y, array), [first])
+
+        def codes(k: Any) -> Any:
+            return _codes(builder, builder.gep(room, [k]), *FLOAT8[y.dtype][:2])
+
+        def give(k: Any) -> None:
+            some = codes(k)
+            place = builder.bitcast(builder.gep(to, [k]), some.type.as_pointer())
+            builder.store(some, place, align=1)
+
         rest = builder.urem(n, many)
-        whole = builder.sub(n, rest)
-        with cgutils.for_range_slice(builder, n.type(0), whole, many, n.type) as (k, _):
-            codes = _codes(builder, builder.gep(room, [k]), *FLOAT8[y.dtype][:2])
-            place = builder.bitcast(builder.gep(to, [k]), codes.type.as_pointer())
-            builder.store(codes, place, align=1)
-        with builder.if_then(cgutils.is_not_null(builder, rest)):
-            codes = _codes(builder, builder.gep(room, [whole]), *FLOAT8[y.dtype][:2])
-            last = cgutils.alloca_once_value(builder, codes)
-            cgutils.raw_memcpy(builder, builder.gep(to, [whole]), last, rest, 1, align=1)
+        end = builder.sub(n, rest)
+        with cgutils.for_range_slice(builder, n.type(0), end, many, n.type) as (k, _):
+            give(k)
+        with (
+            builder.if_then(cgutils.is_not_null(builder, rest)),
+            builder.if_else(cgutils.is_not_null(builder, end)) as (more, few),
+        ):
+            with more:  # of which some are given once again
+                give(builder.sub(n, many))
+            with few:
+                last = cgutils.alloca_once_value(builder, codes(end))
+                cgutils.raw_memcpy(builder, to, last, n, 1, align=1)
         return context.get_dummy_value()
 
     return types.void(held, types.uintp, y, types.uintp), generate
