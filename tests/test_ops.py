@@ -190,8 +190,9 @@ def beside_ties(scale, least, most, n, rng):
     return (((k + 0.5) * scale).astype(F32).view(np.int32) + steps.astype(np.int32)).view(F32)
 
 
-@pytest.mark.parametrize("target", **named((np.int8, np.uint8, np.int16, ml_dtypes.int4)))
-def test_float64_scales_are_guessed_in_float32(target):
+@pytest.mark.parametrize(("dtype", "target"), pairs((F32, F16, BF16), (
+    np.int8, np.uint8, np.int16, ml_dtypes.int4)))  # fmt: skip
+def test_float64_scales_are_guessed_in_float32(dtype, target):
     """Runs in which no value is too near to a tie to be sure of, and runs in which one is.
 
     Scales that float32 does not hold, and zero points that are too large or no integers.
@@ -212,6 +213,8 @@ def test_float64_scales_are_guessed_in_float32(target):
             ]
         zero_points = np.full(len(scales), z, np.int64 if z == int(z) else np.float64)
         for x in kinds:
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = x.astype(dtype)
             agree("quantize_per_token", x, scales, zero_points, lo, hi, target, note=(inner, z))
 
 
@@ -224,6 +227,19 @@ def test_no_guess_is_sure_of_what_is_next_to_a_tie():
     scales = rng.uniform(0.01, 2, 20_000)
     x = ((rng.integers(-4, 4, (20_000, 1)) + 0.5) * scales[:, None]).astype(F32).repeat(17, axis=1)
     agree("quantize_per_token", x, scales, np.zeros(20_000, np.int64), -128, 127, np.int8)
+
+
+@pytest.mark.parametrize("dtype", **named((F32, F16, BF16)))
+def test_no_guess_is_sure_of_what_is_a_tie_but_for_float64(dtype):
+    """Every value is k + 1/2 times its scale, give or take some 2**-52 of it."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(1, 50, (20_000, 1)).astype(dtype)
+    codes = rng.integers(0, 100, x.shape) + 0.5
+    scales = x.astype(F64) / codes * (1 + rng.integers(-3, 4, x.shape) * 2.0**-52)
+    x = x.repeat(17, axis=1)
+    x[:, 1::2] *= dtype.type(-1)
+    zero_points = rng.integers(-3, 4, scales.shape)
+    agree("quantize_per_token", x, scales, zero_points, -128, 127, np.int8)
 
 
 def test_a_guess_is_sure_of_nearly_all():

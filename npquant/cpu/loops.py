@@ -23,7 +23,7 @@ from npquant.cpu.memory import LINE, bare, fetch, narrows, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, never, pieces, plain
-from npquant.dtypes import BOUNDS, FLOAT8, int32
+from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, bits, each, item, like, of_bits, store
@@ -405,8 +405,8 @@ class Guessed(Elementwise):
     parameters, element : callable
         As of `Elementwise`.
     split, guess : callable
-        The same of float32 data and a float64 scale; ``guess(...) -> (code, rest)``, and the code
-        is sure where the rest is below `SURE`.
+        The same of data that float32 holds, and a float64 scale; ``guess(...) -> (code, rest)``,
+        and the code is sure where the rest is below `SURE`.
     """
 
     def __init__(
@@ -450,11 +450,12 @@ class Guessed(Elementwise):
 
 
 _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
+_IN_FLOAT32 = FLOATS - {float64}
 
 
 def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
-    """Of float32 data, float64 scales, and integers that a float32 holds in its last bits."""
-    return x.base == np.float32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
+    """Of data that float32 holds, float64 scales, and integers it holds in its last bits."""
+    return x.base in _IN_FLOAT32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
 
 
 class Tried(Elementwise):

@@ -94,6 +94,7 @@ def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
     It is that where the latter is below `SURE`, which that of a NaN is not.
     """
     high, low, least, most, middle = p
+    x = widen(x)
     x = least if x < least else x
     x = most if x > most else x
     t = fma(x, high, middle)

@@ -48,7 +48,7 @@ FUSED, PROMOTED = (
 HARD = tests("adaround", "ties_go_up", "hard_and_codes")
 SOFT = tests("adaround", "what_is_cut_off", "soft_backward")
 TIE = tests("ops", "no_guess_is_sure_of_what_is_next_to_a_tie")
-GUESSED = tests("ops", "float64_scales_are_guessed_in_float32[int8]")
+GUESSED = tests("ops", "float64_scales_are_guessed_in_float32[float32-int8]")
 TWO_BYTES = tests(
     "ops", "dequantize_to_two_bytes_with_zero_points_that_are_no_codes[bfloat16-int8]"
 )
