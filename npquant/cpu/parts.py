@@ -1,7 +1,7 @@
-"""Of functions that are parts of kernels, and nothing else, no machine code is made.
+"""Kernels become machine code; the functions that are only parts of them do not.
 
-Numba makes it of every function that a kernel calls, though nobody runs it: the kernel has it
-inlined.
+Numba makes machine code of every function that a kernel calls, though nobody runs it: the kernel
+has it inlined.
 """
 
 from __future__ import annotations

@@ -696,17 +696,9 @@ class Gradients:
         """As a call, of a tensor: its rows are channels, whose sums are added as tiles are."""
         count, inner, _ = rows
         some = count
-        if plain(grad) and plain(x) and plain(y):
+        if flat := plain(grad) and plain(x) and plain(y):
             grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
             some = min(count, ROWS)
-            if inner <= TILE and some == count:
-                sums = np.empty((2, 1, count))
-                self._piece((count, inner), grad, x, y, scale.repeat(count),
-                            zero_point.repeat(count), constants, code,
-                            sums.reshape(2, count, 1))  # fmt: skip
-                dtypes = grad_scale.dtype, grad_zero_point.dtype
-                _add_tiles(1, count, (sums, grad_scale, grad_zero_point), dtypes)
-                return
         else:
             grad, x, y = last_axes_joined((grad, x, y), inner)
         sums = np.empty((2, 1, -(-count // GROUP)))
@@ -714,9 +706,13 @@ class Gradients:
             m = min(some, count - c)
             part = slice(c * inner, (c + m) * inner) if some < count else ...
             found = np.zeros((2, -(-m // GROUP), GROUP))
-            to = found.reshape(2, -1)[:, :m]
-            self(Granularity(m, inner, None), grad[part], x[part], scale.repeat(m),
-                 zero_point.repeat(m), constants, code, y[part], *to)  # fmt: skip
+            to = found.reshape(2, -1, 1)[:, :m]
+            g, u, v = grad[part], x[part], y[part]
+            rest = scale.repeat(m), zero_point.repeat(m), constants, code
+            if flat and inner <= TILE:  # a row's only tile
+                self._piece((m, inner), g, u, v, *rest, to)
+            else:
+                self(Granularity(m, inner, None), g, u, *rest, v, *to[:, :, 0])
             to = sums[:, 0, c // GROUP :]
             _add_tiles(found.shape[1], found.size, (found, *to), (to.dtype, to.dtype))
         # By the kernel of the rows, not another one of the dtype of the results.
