@@ -996,12 +996,18 @@ def _stretched(values):
 
 @quiet
 def adaround_init(input, scale, *, axis=None, group_size=None):
-    """Return V = -log(1.2 / (r + 0.1) - 1), r the fraction that rounding down drops."""
+    """Return V = -log(1.2 / (r + 0.1) - 1), r the fraction that rounding down drops.
+
+    Of float64 with the float32 constants that `_stretched` has, step by step.
+    """
     dtype = compute_dtype(input.dtype)
     t = input.astype(dtype) / _spread(scale, input, axis, group_size, dtype)
+    r = t - np.floor(t)
+    if dtype == F32:
+        r = r.astype(LONG)
+        return np.log((10 * r + 1) / (11 - 10 * r))
     span, gamma = dtype.type(F32(ZETA - GAMMA)), dtype.type(GAMMA)
-    odds = span / ((t - np.floor(t)) - gamma) - dtype.type(1)
-    return (-np.log(odds.astype(LONG))).astype(dtype)
+    return -np.log((span / (r - gamma) - dtype.type(1)).astype(LONG))
 
 
 @quiet

@@ -277,6 +277,7 @@ SIZES = (
     ((2, 20500), 0),  # PIECE: less than a channel
     ((20500, 2), 1),
     ((2, 70_000), 1),  # tiles of what lies side by side
+    ((16, 8192), 1),  # whole tiles of rows that cross memory
     *(((n,), 0) for n in (2**16, 2**18 - 1, 2**18)),  # PARALLEL_FROM
 )
 

@@ -7,7 +7,7 @@ from npquant.cpu.reduce import Total
 from npquant.formulas import adaround as f
 
 adaround_init = Elementwise(
-    f.rounding, f.adaround_init, work=4, steps=(f.init_ratio, f.init_log)
+    f.rounding, f.adaround_init, work=4, steps=(f.init_fraction, f.init_undecided)
 ).run
 adaround_soft = ElementwiseOfSeveral(
     f.rounding, f.adaround_soft, work=4, steps=(f.soft_up, f.soft_value)

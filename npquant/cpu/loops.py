@@ -263,7 +263,7 @@ class Elementwise:
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
             """`runs` of inputs that are not flat."""
-            room = strided.room(x)
+            room = strided.room(x, strided.PIECE)
             for first in range(begin, end, strided.PIECE):
                 m = min(strided.PIECE, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
@@ -276,7 +276,7 @@ class Elementwise:
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
             """`periods` of inputs that are not flat."""
-            room = strided.room(x)
+            room = strided.room(x, strided.PIECE)
             for first in range(begin, end, strided.PIECE):
                 m = min(strided.PIECE, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
@@ -588,7 +588,7 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
     run = register_jitable(segment)
 
     def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
-        room = strided.room(x)
+        room = strided.room(x, strided.PIECE)
         for first in range(begin, end, strided.PIECE):
             m = min(strided.PIECE, end - first)
             v = strided.part(y, first, m)

@@ -29,7 +29,7 @@ from npquant.cpu.lanes import (
 from npquant.cpu.memory import bare, fetch, from_line, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, VIEWS, every_second, gather, scatter
+from npquant.cpu.strided import VIEW, VIEWS, every_second, gather, room, scatter, taken
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import (
     GRAIN,
@@ -45,6 +45,7 @@ from npquant.cpu.walk import (
     channel_pieces,
     last_axes_joined,
     plain,
+    readable,
     rows_beside,
     rows_in_memory,
     turned,
@@ -848,8 +849,10 @@ class Total:
 
         strip = in_steps(*steps or (register_jitable(only),))
 
-        def of_tiles(begin: Any, end: Any, size: Any, x: Any, number: Any, sums: Any) -> None:
-            """Tasks (tile)."""
+        def of_tiles(
+            begin: Any, end: Any, first: Any, size: Any, x: Any, number: Any, sums: Any
+        ) -> None:
+            """Tasks (tile), of `size` elements from `first` on."""
             lanes = local(LANES, 0.0)
             kind = element(each(x, 0), number)
             terms, rooms, data = (local(STRIP, kind),), near(STRIP, x), bare(x)
@@ -858,12 +861,31 @@ class Total:
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    u, at = brought(data, np.uintp(start), m, rooms)
+                    u, at = brought(data, np.uintp(first + start), m, rooms)
                     strip(u, at, m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
 
+        of_row = called(of_tiles)
+
+        def apart(
+            begin: Any, end: Any, views: Any, some: Any, length: Any, lines: Any, count: Any,
+            x: Any, number: Any, sums: Any,
+        ) -> None:  # fmt: skip
+            """Tasks (some lines, some tiles): `of_tiles`, of data that are not flat."""
+            rooms = room(x, some * length)
+            parts = (count + length - 1) // length
+            for task in range(begin, end):
+                c, e = task // parts * some, task % parts * length
+                rows, m = min(some, lines - c), min(length, count - e)
+                data = taken(x, views, 0, c * count + e * rows, rows * m, rooms)
+                tiles = (m + TILE - 1) // TILE
+                for r in range(rows):
+                    tile = ((c + r) * count + e) // TILE
+                    of_row(0, tiles, r * m, m, data, number, sums[tile : tile + tiles])
+
         self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature, 4)
+        self._apart = Kernel(apart, f"{element.__name__}_total_apart", _total_apart_signature, 4)
 
     def __call__(self, inputs: tuple[Array, ...], number: float = 0.0) -> float:
         """The sum; `number` becomes a float32, or a float64 beside a first array of float64."""
@@ -873,14 +895,21 @@ class Total:
         sums = np.empty(-(-n // TILE))
         if n <= TILE and False not in [a.flags.carray for a in inputs]:
             flat = tuple([a.ravel() for a in inputs])
-            self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, n, flat, number, sums)
+            self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, 0, n, flat, number, sums)
             return float(sums.item())
-        for _, _, tiles, x in channel_pieces(
-            Granularity(1, n, None), inputs, (), TILE, ordered=True, pairs=True
-        ):
-            size, part = x[0].size, sums[tiles]
-            key = tuple(map(key_of, x))
-            self._kernel(part.size, size, (size, tuple(x), number, part), key)
+        whole = Granularity(1, n, None)
+        boxes = None if all(map(readable, inputs)) else views_in_boxes(whole, inputs, TILE)
+        if boxes is not None:
+            views, some, length, count, memories = boxes
+            lines = n // count
+            args = views, some, length, lines, count, tuple(memories), number, sums
+            key = tuple([a.dtype for a in inputs])
+            self._apart(-(-lines // some) * -(-count // length), n, args, key)
+        else:
+            for _, _, tiles, x in channel_pieces(whole, inputs, (), TILE, ordered=True, pairs=True):
+                size, part = x[0].size, sums[tiles]
+                key = tuple(map(key_of, x))
+                self._kernel(part.size, size, (0, size, tuple(x), number, part), key)
         while sums.size > 1:  # as in `_sums_of_tiles`; a zero changes no sum
             groups = np.zeros((-(-sums.size // GROUP), GROUP))
             groups.ravel()[: sums.size] = sums
@@ -891,6 +920,11 @@ class Total:
 def _total_signature(*dtypes: Any) -> Types:
     number = types.float64 if dtypes[0] == np.float64 else types.float32
     return (
-        types.intp, types.Tuple([array_type(d) for d in dtypes]), number,
+        types.intp, types.intp, types.Tuple([array_type(d) for d in dtypes]), number,
         array_type(np.dtype(np.float64)),
     )  # fmt: skip
+
+
+def _total_apart_signature(*dtypes: Any) -> Types:
+    _, _, *rest = _total_signature(*dtypes)
+    return VIEWS, types.intp, types.intp, types.intp, types.intp, *rest

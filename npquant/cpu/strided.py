@@ -264,11 +264,11 @@ scatter = _walk(_write, _write_block, None, 8 * BLOCK)
 # --- loops over flat data, of data that are not flat ------------------------------------------
 
 
-def room(x: Any) -> Any:
-    """Room for PIECE elements of an array, or of each of a tuple."""
+def room(x: Any, n: Any) -> Any:
+    """Room for `n` elements of an array, or of each of a tuple."""
     if isinstance(x, tuple):
-        return tuple([room(a) for a in x])
-    return np.empty(PIECE, x.dtype)
+        return tuple([room(a, n) for a in x])
+    return np.empty(n, x.dtype)
 
 
 def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
@@ -290,12 +290,12 @@ def part(y: Any, first: Any, n: Any) -> Any:
 
 
 @overload(room)
-def _room(x):
+def _room(x, n):
     if isinstance(x, types.Array):
-        return lambda x: np.empty(PIECE, x.dtype)
+        return lambda x, n: np.empty(n, x.dtype)
     if len(x) == 1:
-        return lambda x: (room(x[0]),)
-    return lambda x: (room(x[0]), *room(x[1:]))
+        return lambda x, n: (room(x[0], n),)
+    return lambda x, n: (room(x[0], n), *room(x[1:], n))
 
 
 @overload(taken)

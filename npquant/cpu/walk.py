@@ -91,7 +91,7 @@ def pieces(
         yield piece, whole, qparams
         for a, room in into:
             np.copyto(a, room)
-    elif apart and all(map(plain, written)) and all(map(_readable, inputs)):
+    elif apart and all(map(plain, written)) and all(map(readable, inputs)):
         yield piece, [a if a is None else a.reshape(-1) for a in (*inputs, *outputs)], qparams
     elif apart and all(map(plain, written)) and all(map(strided.aligned, inputs)):
         memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in inputs]
@@ -126,7 +126,8 @@ def _copied(
     return [r if r is None else r.reshape(-1) for r in rooms], into
 
 
-def _readable(a: Array) -> bool:
+def readable(a: Array) -> bool:
+    """Whether a kernel can read `a` in C order as it lies."""
     return plain(a) or strided.every_second(a)
 
 
@@ -184,7 +185,7 @@ def channel_pieces(
     size = arrays[0].size
     count = size // granularity.channels
     found, order = _as_they_lie(granularity, arrays, ordered)
-    if pairs and found is None and size > PIECE and all(map(_readable, arrays)):
+    if pairs and found is None and size > PIECE and all(map(readable, arrays)):
         found = granularity.layout(arrays[0].shape, None)
     if isinstance(found, Layout):
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))

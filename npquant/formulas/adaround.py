@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula
-from npquant.formulas.elementary import log, log2, power, raised, sigmoid
-from npquant.primitives import floor, fma, item, like, rounded_code, widen
+from npquant.formulas.elementary import log, log2, power, raised, sigmoid, stretched_logit
+from npquant.primitives import by_precision, floor, fma, item, like, rounded_code, widen
 
 #
 # Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. A weight is
@@ -65,26 +65,43 @@ def floored(x: Any, p: Any) -> Any:
 
 
 @formula
-def init_ratio(x: Any, made: Any, shared: Any) -> Any:
-    """exp(-V)."""
-    (scale, _), _ = shared
-    t = widen(x) / scale
-    fraction = t - floor(t)
-    ratio = like(_SPAN, t) / (fraction - like(_GAMMA, t))
-    return ratio - like(np.float32(1), t)
+def _itself(fraction: Any) -> Any:
+    return fraction
 
 
 @formula
-def init_log(x: Any, made: Any, shared: Any) -> Any:
-    (ratio,) = made
-    return -log(ratio)
+def _odds_64(fraction: Any) -> Any:
+    """exp(-V)."""
+    return like(_SPAN, fraction) / (fraction - like(_GAMMA, fraction)) - like(
+        np.float32(1), fraction
+    )
+
+
+@formula
+def _undecided_64(odds: Any) -> Any:
+    return -log(odds)
+
+
+@formula
+def init_fraction(x: Any, made: Any, shared: Any) -> Any:
+    """What rounding down drops, in units of the scale; in float64 the odds against it."""
+    (scale, _), _ = shared
+    t = widen(x) / scale
+    return by_precision(t - floor(t), _itself, _odds_64)
+
+
+@formula
+def init_undecided(x: Any, made: Any, shared: Any) -> Any:
+    """The V whose h(V) is the fraction."""
+    (found,) = made
+    return by_precision(found, stretched_logit, _undecided_64)
 
 
 @formula
 def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """The V whose h(V) is the fraction that rounding down drops."""
     shared = p, constants
-    return init_log(x, (init_ratio(x, (), shared),), shared), True
+    return init_undecided(x, (init_fraction(x, (), shared),), shared), True
 
 
 @formula

@@ -53,7 +53,8 @@ TWO_BYTES = tests(
     "ops", "dequantize_to_two_bytes_with_zero_points_that_are_no_codes[bfloat16-int8]"
 )
 STEPS = tests("adaround", "an_element_does_not_know_where_it_stands")
-INIT, ACCURACY = tests("adaround", "init_gives_the_weights_back"), tests("adaround", "power")
+INIT, START = tests("adaround", "init"), tests("adaround", "start_of_every_fraction")
+ACCURACY = tests("adaround", "power")
 GRADIENT = tests("autograd", "gradient_is_the_exact_difference", "sigmoid_and_relu_of_specials")
 TAPE = tests("autograd", "gradients_add_up_where_an_array_is_used_twice", "sources")
 LABELS = tests("autograd", "gradient_of_softmax_cross_entropy")
@@ -216,9 +217,17 @@ FAULTS = (
           "g = g",
           "a gradient where h is cut off", SOFT),
     Fault("formulas/adaround.py",
-          "return -log(ratio)",
-          "return log(ratio)",
+          "return -log(odds)",
+          "return log(odds)",
           "V with the wrong sign", INIT),
+    Fault("formulas/elementary.py",
+          "    d = np.float32(0.5) - r\n",
+          "    d = r - np.float32(0.5)\n",
+          "V with the wrong sign in float32", START),
+    Fault("formulas/elementary.py",
+          "_MIDDLE = np.float32(-0.125)",
+          "_MIDDLE = np.float32(-0.1250001)",
+          "a polynomial that is a little off its place", START),
     Fault("formulas/elementary.py",
           "    return polynomial(v - n, _EXP2_32) * power_of_two(n)",
           "    return polynomial(v - n, _SIGMOID_32) * power_of_two(n)",
@@ -526,6 +535,11 @@ FAULTS = (
           "if m >= CHUNK and e % LANES == 0:",
           "if m >= CHUNK:",
           "a long run that begins in another lane", SUMS),
+    Fault("cpu/reduce.py",
+          "tile = ((c + r) * count + e) // TILE",
+          "tile = (c * count + e) // TILE",
+          "sums of tiles of rows that cross memory, of one row alone",
+          tests("layouts", "sizes[adaround_regularizer-(16, 8192)-1]")),
     Fault("cpu/reduce.py",
           "p = table.take(columns, np.uintp(row) + r, kind)",
           "p = table.take(columns, r, kind)",

@@ -99,9 +99,19 @@ def test_soft_and_its_gradient(axis, dtype):
 def test_init(axis, dtype):
     x, _, scale, _ = weights(dtype, axis)
     expected = initial(torch.from_numpy(x), along(scale, axis))
-    actual = nq.adaround_init(x, scale, axis=axis)
-    # 3 ulp and PyTorch's own one, of at most 2 eps each.
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=8 * np.finfo(dtype).eps)
+    actual = torch.from_numpy(nq.adaround_init(x, scale, axis=axis))
+    eps = np.finfo(dtype).eps
+    if dtype == F64:
+        # 3 ulp and PyTorch's own one, of at most 2 eps each.
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=8 * eps)
+        return
+    # In float32 PyTorch takes 1 from a rounded quotient, of which 1/11 may be left. The same of a
+    # fraction in float64 tells whose error it is.
+    t = torch.from_numpy(x) / along(scale, axis)
+    exact = -torch.log(1.2 / ((t - torch.floor(t)).double() + 0.1) - 1)
+    error, of_pytorch = (float((v.double() - exact).abs().max()) for v in (actual, expected))
+    assert error <= 8 * eps
+    assert error < of_pytorch < 16 * eps
 
 
 def regularizer(v, step, max_iter, warm_start=0.2, beta_range=(20, 2), reg_param=0.001):
