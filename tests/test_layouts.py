@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import pytest
 
+import cases
 import npquant
 import oracle
 from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
@@ -253,6 +254,23 @@ def test_no_elements(name):
         if "learnable" in name and "backward" in name:
             scale, zero_point = kwargs["scale"], kwargs["zero_point"]
             assert_same(got[1:], (np.zeros_like(scale), np.zeros_like(zero_point)))
+
+
+@pytest.mark.parametrize("target", ["float8_e4m3fn", "float8_e5m2", "int4", "uint2"])
+def test_codes_that_numpy_does_not_know(target):
+    """More than a PIECE of them, with gaps, backwards, and written so."""
+    lo, hi = cases.BOUNDS[np.dtype(target)]
+    x = np.random.default_rng(0).normal(0, 3, 3 * (walk.PIECE + 1)).astype(np.float32)
+    q = npquant.quantize_per_tensor(x, 1.0, 0, lo, hi, target)
+    for lay in (lambda a: a[::3], lambda a: a[::-1], lambda a: a.reshape(3, -1).T):
+        codes = lay(q)
+        expected = npquant.dequantize_per_tensor(codes.copy(), 1.0, 0, lo, hi, target)
+        assert_same(npquant.dequantize_per_tensor(codes, 1.0, 0, lo, hi, target), expected)
+        if target.startswith("float8"):
+            assert_same(npquant.convert_element_type(codes, np.float32), expected)
+        out = lay(np.zeros_like(q))
+        npquant.quantize_per_tensor(expected, 1.0, 0, lo, hi, target, out=out)
+        assert_same(np.ascontiguousarray(out), np.ascontiguousarray(codes))
 
 
 #: Sizes on both sides of every constant by which work is cut: (shape, axis).

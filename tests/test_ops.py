@@ -335,6 +335,36 @@ def test_float64_scales_are_tried_in_float32(target):
     agree("dequantize_per_channel_group", q, *grouped, 0, 1, target, inner)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_float64_scales_beside_zero_points_of_two_bytes(dtype):
+    """Rows that are worth guessing and trying, and others."""
+    s, z = np.array([0.1, 1 / 3, 0.5]), np.array([0, 3, -7.25]).astype(dtype)
+    for n in (16, 600):
+        for data in (F32, np.float16):
+            x = np.random.default_rng(0).normal(0, 9, (3, n)).astype(data)
+            agree("quantize_per_token", x, s, z, -8, 7, np.int8)
+            agree("quantize_per_channel_group", x, s[:, None], z[:, None], -8, 7, np.int8, n)
+        for target in (np.int8, np.int32, ml_dtypes.float8_e5m2):
+            q = np.resize(every_code(np.dtype(target)), (3, n))
+            bounds = BOUNDS[np.dtype(target)]
+            agree("dequantize_per_token", q, s, z, *bounds, target)
+
+
+@pytest.mark.parametrize("scale_dtype", [np.float16, F32, F64])
+@pytest.mark.parametrize("target", [np.int8, ml_dtypes.float8_e5m2])
+def test_no_row_asks_for_the_zero_points_of_others(target, scale_dtype):
+    """However large these are."""
+    q = np.resize(every_code(np.dtype(target)), (2, 300))
+    s, bounds = np.full(2, 0.3, scale_dtype), BOUNDS[np.dtype(target)]
+    for z in (0, 1000):
+        expected = nq.dequantize_per_token(q[:1], s[:1], np.array([z]), *bounds, target, F64)
+        for other in (2**23, 2**23 + 1, 2**30, 2**40):
+            zero_points = np.array([z, other])
+            got = nq.dequantize_per_token(q, s, zero_points, *bounds, target, F64)
+            assert_same(got[:1], expected)
+            agree("dequantize_per_token", q, s, zero_points, *bounds, target, F64)
+
+
 def test_most_scales_are_right_in_float32_and_some_are_not():
     """Else the test above says nothing of it."""
     rng = np.random.default_rng(0)

@@ -188,3 +188,35 @@ def test_numbers_beyond_floats():
     for scale in (0.0, -1.0, 1e-60, 1e60, float("nan")):
         with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
             nq.adaround_soft(x, x, scale, 0, -8, 7)
+
+
+#: Ops whose qparams come in arrays, and kinds that they have a short way for.
+IN_ARRAYS = [name for name in PER_CHANNEL if name != "adaround_hard"] + [
+    "quantize_per_token",
+    "dequantize_per_token",
+    "quantize_per_channel_group",
+    "dequantize_per_channel_group",
+]
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (4, 4), (64, 4096)], ids=str)
+@pytest.mark.parametrize("name", IN_ARRAYS)
+def test_numbers_where_arrays_belong(name, shape):
+    """`float` equals float64's dtype, and `int` int64's: but these qparams have no shape."""
+    kwargs = usual(name, shape)
+    scale, zero_point = (key for key in kwargs if key.startswith(("scale", "zero_point")))
+    wide = {scale: np.float64, zero_point: np.int64}
+    kwargs |= {key: kwargs[key].astype(kind) for key, kind in wide.items()}
+    if "fake" not in name:
+        results(name, kwargs)  # and the short way for these is there
+    for wrong in (0.5, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=f"({scale}|{zero_point}) must have the shape"):
+            results(name, kwargs | {scale: wrong, zero_point: 0})
+
+
+def test_arrays_where_numbers_belong():
+    """The other way round: one scale and one zero point, wider than those of codes."""
+    x = np.ones((8, 16), np.float32)
+    for scale in (1e300, 1e-50, -1.0, np.nan):
+        with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
+            nq.adaround_hard(x, x, np.array([scale]), np.array([0]), -8, 7)

@@ -23,7 +23,7 @@ from npquant.cpu.memory import LINE, bare, fetch, narrows, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import Piece, never, pieces, plain
-from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float64, int32
+from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import at, bits, each, item, like, of_bits, store
@@ -451,6 +451,8 @@ class Guessed(Elementwise):
 
 _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
 _IN_FLOAT32 = FLOATS - {float64}
+#: Of zero points: float64, and those that differences are rounded to two bytes for.
+_NOT_IN_FLOAT32 = FLOATS - {float32}
 
 
 def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
@@ -518,7 +520,7 @@ def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> b
     """Of integers of a byte, float64 scales, and differences and results in float32."""
     scale, zero_point, _ = qparams
     few, wide = x.base.itemsize == 1 and x.base not in FLOAT8, scale == np.float64
-    return few and wide and zero_point != np.float64 and y == np.float32
+    return few and wide and zero_point not in _NOT_IN_FLOAT32 and y == np.float32
 
 
 class ElementwiseOfSeveral(Elementwise):

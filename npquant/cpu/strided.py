@@ -36,7 +36,9 @@ def memory(a: Array) -> Array:
     """The memory between the first and the last element of `a`, which is aligned and not empty."""
     size = 1 + sum((n - 1) * abs(s) for n, s in zip(a.shape, a.strides, strict=True)) // a.itemsize
     forward = tuple([slice(None, None, -1 if s < 0 else 1) for s in a.strides])
-    return np.lib.stride_tricks.as_strided(a[forward], (size,), (a.itemsize,))
+    # NumPy strides no dtype that only ml_dtypes knows.
+    bits = a.view(f"u{a.itemsize}")[forward]
+    return np.lib.stride_tricks.as_strided(bits, (size,), (a.itemsize,)).view(a.dtype)
 
 
 def joined(a: Array) -> list[tuple[int, int]]:

@@ -77,7 +77,7 @@ def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -
     zero point does no harm in what is added: ties alone go the other way, and none is sure.
     """
     lo, hi, _ = constants
-    inverse, z = reciprocal(scale), np.float64(zero_point)
+    inverse, z = reciprocal(scale), np.float64(widen(zero_point))
     high, least, most = np.float32(inverse), lo - z, hi - z
     low = np.float32(inverse - high)
     fits = (least > -_FAR) & (most < _FAR) & (z == rint(z))

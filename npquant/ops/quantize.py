@@ -1018,8 +1018,10 @@ def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
         fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":
             # float32 holds the difference exactly, unless a zero point or a code is too large.
+            # Float8 codes count as float32.
             small = q.dtype != dtypes.int32 and checks.outside(z, -_SMALL, _SMALL) < 0
-            z = z.astype(dtypes.float32 if small else dtypes.float64)
+            single = small or q.dtype in dtypes.FLOAT8
+            z = z.astype(dtypes.float32 if single else dtypes.float64)
         if fractional and type(s) is np.ndarray:
             s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
     return s, z, code

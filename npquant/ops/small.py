@@ -28,7 +28,8 @@ CODES: Kinds = ((dtypes.float32, _INT32),)
 LEARNED: Kinds = ((dtypes.float32, dtypes.float32),)
 LONG: Kinds = ((dtypes.float64, _INT64),)
 KEPT = CODES + LONG + LEARNED
-#: A scale and a zero point that are numbers.
+#: A scale and a zero point that are numbers. As classes they equal the dtypes of `LONG`, but have
+#: other hashes: sets tell them apart, and tuples do not.
 NUMBERS: Kinds = ((float, int),)
 
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
@@ -113,7 +114,8 @@ def small(
         types = (code, code, code) if given[0] is float else (*given, code)
         return dtype, target, types, not masked
 
-    entries = _Entries(lambda given: run.serial[key(given)] if given in kinds else None)
+    known = frozenset(kinds)
+    entries = _Entries(lambda given: run.serial[key(given)] if given in known else None)
 
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
