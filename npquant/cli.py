@@ -1,6 +1,7 @@
 """The command ``npquant``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="also draw accuracy against bits (png, svg, pdf, ...); needs matplotlib",
     )
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        demo.error(f"unrecognized arguments: {' '.join(unknown)}")
     return _demo(args.train, args.json, args.plot)
 
 
@@ -75,7 +78,14 @@ def _demo(train: bool, json: bool, plot: Path | None) -> int:
             return _refuse(f"--plot cannot write {plot}: {error.strerror}")
 
     report = run_training() if train else run()
-    print(as_json(report) if json else as_text(report))
+    try:
+        print(as_json(report) if json else as_text(report), flush=True)
+    except OSError as error:
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # who reads has read enough
+            return 1
+        return _refuse(f"cannot write: {error.strerror}")
 
     if plot is not None:
         try:

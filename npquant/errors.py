@@ -9,6 +9,8 @@ import numpy as np
 
 def show(value: Any) -> str:
     """`value` in a few words: an array by shape and dtype, anything else by a short repr."""
+    if isinstance(value, type):  # of arrays too, whose classes have such attributes
+        return f"the class {value.__name__}"
     if hasattr(value, "shape") and hasattr(value, "dtype") and getattr(value, "size", 0) != 1:
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     if hasattr(value, "__cuda_array_interface__") or getattr(value, "is_cuda", None) is True:

@@ -256,6 +256,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["dance"], "'dance'"),
         (["demo", "--bits", "8"], "--bits"),
         (["demo", "--plot"], "--plot"),
+        (["demo", "--trian"], "--train"),
     ],
 )
 @pytest.mark.usefixtures("no_run")
@@ -264,6 +265,46 @@ def test_wrong_arguments(argv: list[str], named: str, capsys: pytest.CaptureFixt
         cli.main(argv)
     assert stop.value.code == 2
     assert named in capsys.readouterr().err
+
+
+DEMO = """
+import sys
+from npquant import cli
+cli.run = lambda: None
+cli.as_text = lambda report: "row\\n" * 100_000
+sys.exit(cli.main(["demo"]))
+"""
+
+
+def test_a_reader_that_has_read_enough() -> None:
+    """It ends in silence, as in `npquant demo | head`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DEMO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "row\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_disk_for_the_table() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", DEMO], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "npquant demo: cannot write: No space left on device\n",
+    )
+
+
+def test_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "npquant", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"npquant {nq.__version__}\n"
 
 
 def test_plot_writes_a_picture(

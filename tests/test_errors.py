@@ -1,6 +1,7 @@
 """Every wrong argument of every op: the type of the error, the name in it, nothing written."""
 
 import re
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -9,6 +10,8 @@ import pytest
 
 import npquant as nq
 from calls import CALLS, DATA, PARAMETERS, STATE, WITH_OUT, arguments, axis_name, results
+from cases import assert_same
+from npquant.modules import FakeQuantize, LearnableFakeQuantize, MinMaxObserver
 
 F32 = np.float32
 HUGE = 10**400
@@ -61,7 +64,9 @@ def masked(p):
 
 # --- tables: what is wrong for one kind of argument -----------------------------------------------
 
-NO_NUMBER = types(
+#: A class has the attributes of its instances, but no values for them.
+CLASSES = types(a_class=np.float32, an_array_class=np.ndarray)
+NO_NUMBER = CLASSES + types(
     none=None, text="1", a_list=[1.0], a_complex=1j, a_bool=True, a_numpy_bool=np.True_
 )
 NO_NUMBER += types(
@@ -84,7 +89,7 @@ SWITCH = [row for row in FINITE if "bool" not in row.label]
 SWITCH += in_array(nan_in_array=np.nan)
 BOUND = INTEGER + values(beyond_int64=2**63, below_int64=-(2**63) - 1)
 
-NO_ARRAY = types(none=None, text="x", a_number=1.0, an_int=1, a_list=[1.0, 2.0])
+NO_ARRAY = CLASSES + types(none=None, text="x", a_number=1.0, an_int=1, a_list=[1.0, 2.0])
 NO_ARRAY += [
     Wrong("object_array", TypeError, lambda x: x.astype(object)),
     Wrong("text_array", TypeError, lambda x: x.astype(str)),
@@ -369,6 +374,59 @@ def complaint(name, kwargs, error, argument):
 
 def raises_and_writes_nothing(name, kwargs, error, argument):
     assert complaint(name, kwargs, error, argument) is None
+
+
+def test_messages_show_what_was_given():
+    x, s, z = np.ones((2, 4), F32), np.ones(2, F32), np.zeros(2, np.int32)
+    low, high = np.array([0, 1.5], F32), np.array([2, -1], F32)
+    bounds, rest = (-8, 7), (2.0**-23, False, "per_channel_symmetric")
+    calls = {
+        "got the class float32": lambda: nq.quantize_per_tensor(x, F32, 0, *bounds, np.int8),
+        "got the class ndarray": lambda: nq.quantize_per_tensor(np.ndarray, 1, 0, *bounds, np.int8),
+        r"scales must be an array of numbers, got \[1.0, None\]":
+            lambda: nq.quantize_per_channel(x, [1.0, None], z, 0, *bounds, np.int8),
+        "zero_points must be an array of numbers, got None":
+            lambda: nq.quantize_per_channel(x, s, None, 0, *bounds, np.int8),
+        "min_val must not exceed max_val, got 1.5 and -1.0 at index 1":
+            lambda: nq.determine_qparams(low, high, *bounds, "int8", *rest),
+        "observer must be a class of observers, got MinMaxObserver":
+            lambda: FakeQuantize(MinMaxObserver()),
+        "observer must be a class of observers, got MinMax":
+            lambda: LearnableFakeQuantize(MinMaxObserver(), *bounds),
+    }  # fmt: skip
+    for text, call in calls.items():
+        with pytest.raises((TypeError, ValueError), match=text):
+            call()
+
+
+@pytest.mark.parametrize("n", [8, 2**20])
+@pytest.mark.parametrize("rows", [False, True])
+def test_state_that_shares_memory(rows, n):
+    """No two arrays that are updated may, nor one of them and the data; columns of one may."""
+    count = 2 if rows else 1
+    names = ("input", "running_min", "running_max", "scale", "zero_point")
+
+    def given():
+        kept = np.tile(np.array([np.inf, -np.inf, 1, 0], F32), (count, 1))
+        state = [*kept[:, :3].T, np.zeros(count, np.int64 if not rows else np.int32)]
+        x = np.random.default_rng(0).normal(size=(count, n)).astype(F32)
+        return x, 1, 1, *state, 0.01, 0, 255, 0, rows
+
+    nq.fused_moving_avg_obs_fake_quant(*given())
+    for (i, first), (j, second) in combinations(enumerate(names), 2):
+        x, *rest = given()
+        places = [x.reshape(-1)[:count], *rest[2:6]]
+        if second == "zero_point":  # memory that holds both
+            both = np.zeros(count, np.int32 if rows else np.int64)
+            places[j], places[i] = both, both.view(F32)[:count]
+            x = x if i else both.view(F32).reshape(count, -1)[:, :1]
+        else:
+            places[j] = places[i]
+        before = x.copy(), *(p.copy() for p in places[1:])
+        args = x, *rest[:2], *places[1:], *rest[6:]
+        with pytest.raises(ValueError, match=f"{second} must be apart from {first}"):
+            nq.fused_moving_avg_obs_fake_quant(*args)
+        assert_same((x, *places[1:]), before)
 
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)

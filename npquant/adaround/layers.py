@@ -153,10 +153,12 @@ class Grid:
     Parameters
     ----------
     scale : float or array
-        Distance between neighbours, positive and finite in float32. A number, or one for each
-        channel: of shape (C,) with `axis`, of shape (..., groups of a row) with `group_size`.
+        Distance between neighbours, positive and finite in float32. A number; with `axis` one for
+        each channel, of shape (C,); with `group_size` one for each group, of shape (..., groups of
+        a row).
     zero_point : int or array
-        Code that stands for 0.0, between the bounds; a number or one for each channel.
+        Code that stands for 0.0, between the bounds; a number, or an array of the shape of the
+        scales.
     quant_min, quant_max : int
         Least and greatest code, both included, within +-2**23.
     axis : int, optional

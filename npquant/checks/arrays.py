@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def array(value: Any, name: str) -> Array:
     if found is None:
         raise TypeError(
             f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, "
-            f"got {type(value).__name__}"
+            f"got {show(value) if isinstance(value, type) else type(value).__name__}"
         )
     return found
 
@@ -56,7 +57,7 @@ def device_array(value: Any, name: str) -> Array | None:
 def on_device(value: Any) -> bool:
     """Whether `value` is an array on a GPU."""
     kind = type(value)
-    if kind in _HOST:
+    if kind in _HOST or issubclass(kind, type):
         return False
     return (
         kind.__name__ in ("DeviceArray", "FakeCUDAArray")
@@ -176,6 +177,19 @@ def overlap(a: Array, b: Array) -> bool:
     if type(a) is not type(b) or type(a) is ArraySpec:
         return False
     return np.may_share_memory(a, b) if type(a) is np.ndarray else a.overlaps(b)
+
+
+def refuse_overlap(names: tuple[str, ...], arrays: tuple[Array, ...]) -> None:
+    """Refuse arrays to write to, all but the first, of which two share an element.
+
+    On a GPU only those that begin at one place are found.
+    """
+    if type(arrays[0]) is ArraySpec:
+        return
+    for (i, a), (j, b) in combinations(enumerate(arrays), 2):
+        host = type(a) is np.ndarray
+        if a.size and b.size and (_share_memory(a, b) if host else a.pointer == b.pointer):
+            raise ValueError(f"{names[j]} must be apart from {names[i]}, got an overlapping array")
 
 
 def place(value: Any, name: str) -> Array:

@@ -47,9 +47,12 @@ def array_of_numbers(value: Any, name: str) -> Array:
     if isinstance(value, (np.ndarray, np.generic)) or on_device(value):
         return array(value, name)
     try:
-        return np.asarray(value)
+        found = np.asarray(value)
     except (ValueError, TypeError, OverflowError):
-        raise TypeError(f"{name} must be an array of numbers, got {show(value)}") from None
+        found = None
+    if found is None or found.dtype == object:
+        raise TypeError(f"{name} must be an array of numbers, got {show(value)}")
+    return found
 
 
 def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> None:

@@ -10,6 +10,7 @@ from numba import types
 
 from npquant.cpu.fake_quantize import fake_quantize_per_tensor
 from npquant.cpu.loops import NUMBERS
+from npquant.cpu.memory import address
 from npquant.cpu.qparams import (
     TOGETHER,
     Choose,
@@ -20,7 +21,7 @@ from npquant.cpu.qparams import (
     observe_fbgemm_symmetric,
     range_of,
 )
-from npquant.cpu.target import Types, array_type, compiled
+from npquant.cpu.target import Types, array_type, called, compiled
 from npquant.dtypes import EXACT32, affine_precision, float32
 from npquant.formulas import fake_quantize as f
 from npquant.formulas.qparams import fbgemm_qparams, fbgemm_symmetric_qparams, moving_average
@@ -28,6 +29,16 @@ from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import item, like, store
 
 Array = np.ndarray[Any, Any]
+
+#: What became of a small array.
+DONE, REST, OVERLAP = 0, 1, 2
+
+
+@called
+def meet(a: Any, b: Any) -> Any:
+    """Whether two contiguous arrays share memory."""
+    i, j = address(a), address(b)
+    return (i < j + b.nbytes) & (j < i + a.nbytes)
 
 
 class Fused:
@@ -38,7 +49,17 @@ class Fused:
             x: Any, observing: Any, constant: Any, low: Any, high: Any, lo: Any, hi: Any, eps: Any,
             scale: Any, zero_point: Any, least_code: Any, greatest_code: Any, y: Any, mask: Any,
         ) -> Any:  # fmt: skip
-            """Whether `y` is written too: not if the zero point is too large for float32."""
+            """DONE; REST if `y` is not written, as the zero point is too large for float32; or
+            OVERLAP, and nothing is written.
+            """
+            for a, b in ((low, high), (low, scale), (high, scale)):
+                if meet(a, b):
+                    return OVERLAP
+            for a in (low, high, scale):
+                if meet(a, zero_point) or meet(a, x):
+                    return OVERLAP
+            if meet(zero_point, x):
+                return OVERLAP
             if observing:
                 least, greatest = range_of(x, 0, 1, x.size)
                 low[0] = moving_average(low[0], like(least, low[0]), constant)
@@ -47,14 +68,14 @@ class Fused:
             scale[0] = like(chosen[0], item(scale))
             zero_point[0] = like(chosen[1], item(zero_point))
             if abs(chosen[1]) > EXACT32:
-                return False
+                return REST
             constants = least_code, greatest_code, 0
             p = f.affine(x, scale[0], like(chosen[1], least_code), constants, y)
             for k in range(np.uintp(x.size)):
                 value, inside = f.fake_quantize_per_tensor(x[k], p, constants, y)
                 store(y, k, value)
                 store(mask, k, inside)
-            return True
+            return DONE
 
         self.whole = compiled(whole, lambda key: _signature(*key))
         self._observe, self._choose = observe, choose
@@ -72,7 +93,8 @@ class Fused:
             u, v, w = x, y, mask
             if x.ndim != 1:
                 u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
-            if run(u, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, v, w):
+            if run(u, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, v,
+                   w) == DONE:  # fmt: skip
                 return
         elif observing:
             self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,

@@ -183,6 +183,20 @@ def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
     return types.void(values, types.intp, types.intp), codegen
 
 
+def address(x: Any) -> int:
+    """Where the memory of an array begins."""
+    return int(x.__array_interface__["data"][0])
+
+
+@lowered(address)
+def _address(context: Any, x: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = data_of(context, builder, x, args[0])
+        return builder.ptrtoint(data, context.get_value_type(types.intp))
+
+    return types.intp(x), codegen
+
+
 def narrows(x: Any, y: Any) -> bool:
     """Whether an element of `x`, or of its first array, takes more memory than one of `y`."""
     return bool((x[0] if isinstance(x, tuple) else x).itemsize > y.itemsize)

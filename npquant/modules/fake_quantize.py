@@ -60,7 +60,7 @@ class FakeQuantizeBase(Module):
     observer_enabled: Array
 
     def __init__(self, observer: Callable[..., Any], observer_kwargs: dict[str, Any]) -> None:
-        if not callable(observer):
+        if not callable(observer) or isinstance(observer, Module):  # which can be called, with data
             raise TypeError(f"observer must be a class of observers, got {show(observer)}")
         made = observer(**observer_kwargs)
         if not isinstance(made, Observer):

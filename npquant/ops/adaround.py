@@ -36,8 +36,8 @@ def adaround_init(
         Weights of any shape; float16, bfloat16, float32 or float64.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
-        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
-        shape (..., groups of a row) with `group_size`.
+        float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
+        `group_size` one for each group, of shape (..., groups of a row).
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
@@ -132,11 +132,11 @@ def adaround_soft(
         What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
-        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
-        shape (..., groups of a row) with `group_size`.
+        float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
+        `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
-        channel, as the scale. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
+        shape of the scales. Fractional ones, in an array, are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     axis : int, optional
@@ -223,11 +223,11 @@ def adaround_soft_backward(
         What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
-        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
-        shape (..., groups of a row) with `group_size`.
+        float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
+        `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
-        channel, as the scale. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
+        shape of the scales. Fractional ones, in an array, are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     axis : int, optional
@@ -325,11 +325,11 @@ def adaround_hard(
         What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
-        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
-        shape (..., groups of a row) with `group_size`.
+        float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
+        `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
-        channel, as the scale. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
+        shape of the scales. Fractional ones, in an array, are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     axis : int, optional
@@ -415,11 +415,11 @@ def adaround_codes(
         What decides the rounding, of the shape of `input`; float64 for float64 input, else float32.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
-        float64 for float64 input. A number, or one for each channel: of shape (C,) with `axis`, of
-        shape (..., groups of a row) with `group_size`.
+        float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
+        `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number or one for each
-        channel, as the scale. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
+        shape of the scales. Fractional ones, in an array, are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     dtype : dtype

@@ -87,8 +87,8 @@ def fused_moving_avg_obs_fake_quant(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are equal, in the wrong order or beyond int32, `averaging_const` or a switch
-        is not finite, `input` has no such axis, or an array that is updated has the wrong shape or
-        is read-only.
+        is not finite, `input` has no such axis, or an array that is updated has the wrong shape,
+        is read-only or overlaps another one or `input`.
 
     See Also
     --------
@@ -203,8 +203,8 @@ def fused_moving_avg_obs_fake_quant_cachemask(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are equal, in the wrong order or beyond int32, `averaging_const` or a switch
-        is not finite, `input` has no such axis, or an array that is updated has the wrong shape or
-        is read-only.
+        is not finite, `input` has no such axis, or an array that is updated has the wrong shape,
+        is read-only or overlaps another one or `input`.
 
     See Also
     --------
@@ -309,6 +309,7 @@ def _fused(
             _state(zero_point, "zero_point", shapes, x, kinds),
         )
         state = tuple(map(checks.flat, given))
+    checks.refuse_overlap(("input", *_NAMES), (x, *given))
     low, high, s, z = state
     y, mask = checks.output_and_mask(x, masked)
     if type(x) is ArraySpec or x.size == 0:
@@ -337,6 +338,7 @@ def _fused(
     return y, mask
 
 
+_NAMES = "running_min", "running_max", "scale", "zero_point"
 _FLOAT, _INT32 = (dtypes.float32,), (dtypes.int32,)
 _NUMBERS = (dtypes.int32, np.dtype(np.int64), dtypes.float32)
 

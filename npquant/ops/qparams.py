@@ -10,7 +10,6 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
-from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.ops.small import Small, not_small, small_choice, small_choice_of_range
 
@@ -449,7 +448,10 @@ def determine_qparams(
     if host and mn.ndim == 0 and mn == math.inf and mx == -math.inf:
         return _unset(mn)
     if host and checks.any_reversed[mn.dtype](low, high):
-        raise ValueError(f"min_val must not exceed max_val, got {show(mn)} and {show(mx)}")
+        i = int(np.greater(low, high).argmax())
+        raise ValueError(
+            f"min_val must not exceed max_val, got {low[i]} and {high[i]} at index {i}"
+        )
     return _determine(low, high, scheme, least, mn.ndim == 1, mn)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
+from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.reduce import NO_SUMS
 from npquant.cpu.strided import PIECE
@@ -310,7 +311,10 @@ def small_step(
             u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
         if low.ndim != 1:
             low, high, s, z = low.ravel(), high.ravel(), s.ravel(), z.ravel()
-        if not entry(u, observing, constant, low, high, lo, hi, eps, s, z, lo, hi, v, w):
+        found = entry(u, observing, constant, low, high, lo, hi, eps, s, z, lo, hi, v, w)
+        if found == OVERLAP:
+            return None
+        if found == REST:
             fused.quantize(x, bounds, s, z, precision, y, mask)
         return y, mask
 
