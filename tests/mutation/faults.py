@@ -52,6 +52,7 @@ GUESSED = tests("ops", "float64_scales_are_guessed_in_float32[float32-int8]")
 TWO_BYTES = tests(
     "ops", "dequantize_to_two_bytes_with_zero_points_that_are_no_codes[bfloat16-int8]"
 )
+BESIDE = tests("ops", "float64_scales_beside_zero_points_of_two_bytes")
 STEPS = tests("adaround", "an_element_does_not_know_where_it_stands")
 INIT, START = tests("adaround", "init"), tests("adaround", "start_of_every_fraction")
 ACCURACY = tests("adaround", "power")
@@ -535,6 +536,39 @@ FAULTS = (
           "if m >= CHUNK and e % LANES == 0:",
           "if m >= CHUNK:",
           "a long run that begins in another lane", SUMS),
+    Fault("ops/small.py",
+          "known = frozenset(kinds)",
+          "known = kinds",
+          "numbers that pass for arrays, as float equals float64's dtype",
+          tests("small", "numbers_where_arrays_belong", "arrays_where_numbers_belong")),
+    Fault("cpu/loops.py",
+          "_NOT_IN_FLOAT32 = FLOATS - {float32}",
+          "_NOT_IN_FLOAT32 = {float64}",
+          "zero points of two bytes where codes are tried in float32", BESIDE),
+    Fault("formulas/quantize.py",
+          "np.float64(widen(zero_point))",
+          "np.float64(zero_point)",
+          "zero points of two bytes where codes are guessed in float32", BESIDE),
+    Fault("ops/quantize.py",
+          "single = small or q.dtype in dtypes.FLOAT8",
+          "single = small",
+          "float8 codes that depend on the zero points of other rows",
+          tests("ops", "no_row_asks_for_the_zero_points_of_others")),
+    Fault("cpu/strided.py",
+          'bits = a.view(f"u{a.itemsize}")[forward]',
+          "bits = a[forward]",
+          "an e5m2 array that NumPy cannot stride",
+          tests("layouts", "codes_that_numpy_does_not_know")),
+    Fault("cpu/fused.py",
+          "if meet(a, zero_point) or meet(a, x):",
+          "if meet(a, zero_point):",
+          "data that are overwritten as they are the state too",
+          tests("errors", "state_that_shares_memory")),
+    Fault("checks/arrays.py",
+          "(_share_memory(a, b) if host",
+          "(False if host",
+          "state that shares memory, of large arrays",
+          tests("errors", "state_that_shares_memory")),
     Fault("cpu/reduce.py",
           "tile = ((c + r) * count + e) // TILE",
           "tile = (c * count + e) // TILE",
