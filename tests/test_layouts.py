@@ -457,6 +457,20 @@ def test_permuted_axes(name, shape):
 
 
 @pytest.mark.usefixtures("one_thread", "small_pieces")
+@pytest.mark.parametrize("name", [n for n in SEVERAL if n != "determine_qparams"])
+def test_large_arrays_that_lie_differently(name):
+    """One of them, or all but one: the result lies as one of them does, in memory's order."""
+    for shape, axis in every_call(name, ((19, 36), (40, 500), (5, 6, 4, 7))):
+        kwargs = arguments(name, shape, axis)
+        whole, keys = results(name, kwargs), data_of(name)
+        for lay in (*DENSE.values(), reversed_axes, every_second, unaligned):
+            for key in keys:
+                for some in ((key,), tuple(k for k in keys if k != key)):
+                    got = results(name, relaid(arguments(name, shape, axis), lay, some))
+                    assert_same(got, whole, (shape, axis, lay, some))
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("name", CALLS)
 def test_every_second_element(name, place):

@@ -263,9 +263,10 @@ class Elementwise:
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
             """`runs` of inputs that are not flat."""
-            room = strided.room(x, strided.PIECE)
-            for first in range(begin, end, strided.PIECE):
-                m = min(strided.PIECE, end - first)
+            size = strided.piece(views)
+            room = strided.room(x, size)
+            for first in range(begin, end, size):
+                m = min(size, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
                 v, w = strided.part(y, first, m), strided.part(mask, first, m)
                 run(0, m, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
@@ -276,9 +277,10 @@ class Elementwise:
             scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
         ) -> None:  # fmt: skip
             """`periods` of inputs that are not flat."""
-            room = strided.room(x, strided.PIECE)
-            for first in range(begin, end, strided.PIECE):
-                m = min(strided.PIECE, end - first)
+            size = strided.piece(views)
+            room = strided.room(x, size)
+            for first in range(begin, end, size):
+                m = min(size, end - first)
                 u = strided.taken(x, views, 0, first, m, room)
                 v, w = strided.part(y, first, m), strided.part(mask, first, m)
                 repeat(0, m, 0, 0.0, 0.0, first, channels, inner, repeats, u, scale, zero_point, lo,
@@ -590,9 +592,10 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
     run = register_jitable(segment)
 
     def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
-        room = strided.room(x, strided.PIECE)
-        for first in range(begin, end, strided.PIECE):
-            m = min(strided.PIECE, end - first)
+        size = strided.piece(views)
+        room = strided.room(x, size)
+        for first in range(begin, end, size):
+            m = min(size, end - first)
             v = strided.part(y, first, m)
             run(0, m, *(strided.taken(x, views, 0, first, m, room) + (v,)))  # noqa: RUF005
 

@@ -29,7 +29,8 @@ BLOCK = 8
 THINNED = 16
 
 #: Elements that are gathered at a time for a loop over flat data: they stay in the first cache.
-PIECE = 1 << 13
+#: Where rows cross memory, what shares lines of the cache, of all arrays up to CROSSED.
+PIECE, CROSSED = 1 << 13, 1 << 15
 
 
 def memory(a: Array) -> Array:
@@ -271,6 +272,18 @@ def room(x: Any, n: Any) -> Any:
     if isinstance(x, tuple):
         return tuple([room(a, n) for a in x])
     return np.empty(n, x.dtype)
+
+
+@register_jitable
+def piece(views: Any) -> Any:
+    """How many elements to gather at a time."""
+    wanted, gathered = 0, 0
+    for k in range(views.shape[0]):
+        axes = views[k, 0, 0]
+        gathered += axes > 0
+        if axes > 1 and 0 < abs(views[k, axes - 1, 1]) < abs(views[k, axes, 1]):
+            wanted = max(wanted, 2 * BLOCK * views[k, axes, 0])
+    return max(PIECE, min(wanted, CROSSED // gathered))
 
 
 def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:

@@ -91,19 +91,26 @@ def pieces(
         yield piece, whole, qparams
         for a, room in into:
             np.copyto(a, room)
-    elif apart and all(map(plain, written)) and all(map(readable, inputs)):
-        yield piece, [a if a is None else a.reshape(-1) for a in (*inputs, *outputs)], qparams
-    elif apart and all(map(plain, written)) and all(map(strided.aligned, inputs)):
-        memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in inputs]
-        results = [a if a is None else a.reshape(-1) for a in outputs]
-        views = strided.views(inputs, plain)
-        yield piece._replace(views=views), memories + results, qparams
+        return
+    # Results as they lie in memory, and what they are made of in the same order.
+    alike, order = _common_order(written)
+    layout = granularity.layout(shape, order) if apart and alike else None
+    read = inputs if order is None else tuple([a.transpose(order) for a in inputs])
+    if layout is not None and all(map(strided.aligned, read)):
+        piece = Piece(layout.channels, layout.inner or size)
+        results = [a if a is None else _flat(a, order) for a in outputs]
+        if all(map(readable, read)):
+            yield piece, [a.reshape(-1) for a in read] + results, qparams
+        else:
+            memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in read]
+            views = strided.views(read, plain)
+            yield piece._replace(views=views), memories + results, qparams
     else:
-        read = [_Spans(a, PIECE) for a in inputs]
+        spans_of = [_Spans(a, PIECE) for a in inputs]
         rooms: list[Any] = [a if a is None else _Spans(a, PIECE) for a in outputs]
         for first in range(0, size, PIECE):
             span = first, min(first + PIECE, size)
-            found: list[Any] = [a.read(*span) for a in read]
+            found: list[Any] = [a.read(*span) for a in spans_of]
             found += [a if a is None else a.room(*span) for a in rooms]
             yield piece._replace(first=first), found, qparams
             for a in filter(None, rooms):
