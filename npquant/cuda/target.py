@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import types as python_types
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,13 +22,18 @@ from npquant.cpu.storage import TYPES
 
 
 @contextmanager
-def _aliases_of_old() -> Iterator[None]:
-    """NumPy 2.5 has dropped a name that numba-cuda 0.30 asks for while it is imported."""
+def _numpy_of_old() -> Iterator[None]:
+    """NumPy 2.5 has dropped a name that numba-cuda 0.30 asks for while it is imported.
+
+    It also warns of a time without a unit that numba-cuda makes then.
+    """
     missing = not hasattr(np, "row_stack")
     if missing:
         setattr(np, "row_stack", np.vstack)  # noqa: B010 (by name, as a checker knows it is gone)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         if missing:
             delattr(np, "row_stack")
@@ -36,7 +42,7 @@ def _aliases_of_old() -> Iterator[None]:
 #: Whether kernels run as plain Python, a thread at a time (NUMBA_ENABLE_CUDASIM=1).
 SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 
-with _aliases_of_old():
+with _numpy_of_old():
     from numba import cuda
 
     if not SIMULATED:
