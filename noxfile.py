@@ -36,7 +36,7 @@ def cuda(session: nox.Session) -> None:
     session.install("-e", ".[test,test-cuda]")
     linker = "from cuda.bindings import nvjitlink; nvjitlink.version()"
     session.run("python", "-c", f"import numba_cuda; {linker}")
-    tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_structure"]
+    tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_streams", "cuda_structure"]
     _pytest(session, "-m", "", *(f"tests/test_{t}.py" for t in tests), "tests/cuda")
 
 

@@ -118,9 +118,11 @@ def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
 
 
 def together(x: Array, other: Array, name: str) -> None:
-    """Refuse a spec among arrays and an array among specs."""
+    """Refuse a spec among arrays and an array among specs; on a GPU, `other` is on x's stream."""
     if type(other) is not type(x):
         raise TypeError(f"{name} and input must be of one kind, got {_kind(other)} and {_kind(x)}")
+    if type(x) is not np.ndarray and type(x) is not ArraySpec:
+        other.follow(x)
 
 
 def _kind(x: Array) -> str:

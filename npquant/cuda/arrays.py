@@ -25,13 +25,14 @@ SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 class DeviceArray:
     """An array on a GPU as ops and kernels see it: where it lies, and what it is to its owner."""
 
-    __slots__ = ("dtype", "library", "owner", "pointer", "shape", "strides")
+    __slots__ = ("_leader", "dtype", "library", "owner", "pointer", "shape", "strides")
 
     def __init__(
         self, owner: Any, library: Any, pointer: int, shape: Iterable[int], dtype: Any,
         strides: Iterable[int] | None = None,
     ) -> None:  # fmt: skip
         self.owner, self.library, self.pointer = owner, library, pointer
+        self._leader: DeviceArray | None = None
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         given = None if strides is None else tuple(strides)
         self.strides = given or contiguous_strides(self.shape, self.dtype.itemsize)
@@ -61,11 +62,18 @@ class DeviceArray:
 
     def viewed(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> DeviceArray:
         """The same memory in another shape."""
-        return DeviceArray(self.owner, self.library, self.pointer, shape, self.dtype, strides)
+        y = DeviceArray(self.owner, self.library, self.pointer, shape, self.dtype, strides)
+        y._leader = self._leader
+        return y
 
     def stream(self) -> int:
-        """The handle of the stream that its library works on."""
-        return int(self.library.stream(self))
+        """The handle of the stream that its library works on, or that of the array it follows."""
+        a = self._leader or self
+        return int(a.library.stream(a))
+
+    def follow(self, x: DeviceArray) -> None:
+        """Be beside `x` in an op, all of which goes to one stream."""
+        self._leader = x._leader or x
 
     def new(
         self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None
@@ -206,7 +214,10 @@ class Interface:
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         from npquant.cuda.target import cuda
 
-        return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype)
+        # The array says on which stream it is written, and what reads it asks it for that.
+        handle = 0 if like is None else like.stream()
+        on = cuda.external_stream(handle) if handle else 0
+        return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype, stream=on)
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
         from npquant.cuda.transfer import to_device

@@ -5,7 +5,7 @@ import pytest
 from cuda.bindings import driver
 
 import npquant as nq
-from calls import arguments, results
+from calls import DATA, arguments, results
 from cases import assert_same
 from npquant.cuda import to_device, to_host
 from npquant.cuda.arrays import Interface, device
@@ -89,6 +89,72 @@ def test_two_streams(streams):
         checked(driver.cuStreamSynchronize(stream))
     for kwargs, out in zip(hosts, outs, strict=True):
         assert_same(to_host(out.array), results(name, kwargs)[0])
+
+
+@pytest.fixture
+def occupy():
+    """What gives a stream so much to do that what follows on it is late."""
+    array = to_device(np.zeros(1 << 26, np.float32))
+
+    def call(stream):
+        x = OnStream(array, stream)
+        for _ in range(50):
+            nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127, out=x)
+
+    return call
+
+
+#: Ops of several launches, that hand each other arrays of their own.
+SEVERAL = (
+    "choose_qparams",
+    "choose_qparams_per_token",
+    "fake_quantize_learnable_per_tensor_affine_backward",
+    "fake_quantize_learnable_per_channel_affine_backward",
+    "fused_moving_avg_obs_fake_quant",
+    "adaround_regularizer",
+)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_launches_on_a_busy_stream(name, streams, occupy):
+    """None of them is ahead of those before it, nor is a copy of the results to the host."""
+    for seed, stream in enumerate((*streams, *streams)):  # other data than lies there already
+        kwargs = arguments(name, (257, 4100), 0, seed)
+        data = [key for key in DATA if key in kwargs]
+        on = {k: OnStream(to_device(v), stream) if k in data
+              else to_device(v) if isinstance(v, np.ndarray) and not k.endswith("_on") else v
+              for k, v in kwargs.items()}  # fmt: skip
+        occupy(stream)
+        got, expected = results(name, on), results(name, kwargs)
+        checked(driver.cuStreamSynchronize(stream))  # for what is updated in place
+        for y, z in zip(got, expected, strict=True):
+            assert_same(to_host(y), z, str(seed))
+
+
+@pytest.mark.parametrize("name", SEVERAL[:4])
+def test_copies_wait_for_a_busy_stream(name, streams, occupy):
+    """Nobody waits but the copy of each result, for the stream that the result names."""
+    for seed, stream in enumerate((*streams, *streams)):
+        kwargs = arguments(name, (257, 4100), 0, seed)
+        on = {k: OnStream(to_device(v), stream) if isinstance(v, np.ndarray) else v
+              for k, v in kwargs.items()}  # fmt: skip
+        occupy(stream)
+        for y, z in zip(results(name, on), results(name, kwargs), strict=True):
+            assert_same(to_host(y), z, str(seed))
+
+
+def test_a_strided_out_on_a_busy_stream(streams, occupy):
+    """Results are made elsewhere and copied to it, on the stream of the input."""
+    name = "fake_quantize_per_channel_affine"
+    for seed, stream in enumerate((*streams, *streams)):
+        kwargs = arguments(name, (257, 4100), 0, seed)
+        on = {k: OnStream(to_device(v), stream) if k == "input" else v for k, v in kwargs.items()}
+        on |= {k: to_device(v) for k, v in on.items() if isinstance(v, np.ndarray)}
+        out = to_device(np.zeros((257, 8200), np.float32))[:, ::2]
+        occupy(stream)
+        results(name, on | {"out": out})
+        checked(driver.cuStreamSynchronize(stream))
+        assert_same(to_host(out), results(name, kwargs)[0], str(seed))
 
 
 GRAPHED = ("quantize_per_channel", "fake_quantize_per_tensor_affine", "adaround_soft_backward")
