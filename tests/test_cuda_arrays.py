@@ -211,6 +211,27 @@ def test_long_arrays_take_several_launches(monkeypatch, longest, channels, inner
     assert found == [(e, e // (inner or size) % channels) for e in range(size)]
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "width"), [(3, 70, 1), (3, 72, 4), (1, 70, 4), (9, 30, 4)]
+)
+def test_long_runs_are_launched_where_vectors_begin(monkeypatch, rows, inner, width):
+    """Of runs that are launched in parts, the second begins anywhere."""
+    noted = []
+    monkeypatch.setattr(target.Kernel, "__call__", lambda *args: noted.append(args))
+    monkeypatch.setattr(loops, "LONGEST", 32)
+    held = np.zeros(rows * inner + 4, np.float32)
+    held = held[-held.ctypes.data % 16 // 4 :][: rows * inner].reshape(rows, inner)
+    out = np.zeros(held.nbytes + 16, np.int8)
+    out = out[-out.ctypes.data % 16 :][: held.size].reshape(held.shape)
+    s, z = Shown(np.ones(rows, np.float32)), Shown(np.zeros(rows, np.int32))
+    nq.quantize_per_channel(Shown(held), s, z, 0, -128, 127, np.int8, out=Shown(out))
+    assert len(noted) > 1
+    for _, _, _, args, key, _ in noted:
+        assert key[-2] == width
+        (x,), (y,) = args[5], args[-1]
+        assert (x % (4 * width), y % width) == (0, 0)
+
+
 def test_what_a_kernel_cannot_count():
     with pytest.raises(
         ValueError, match=r"fewer than 2\*\*32 elements, got 4294967296 in runs of 2"
