@@ -5,6 +5,7 @@ what would be launched is noted.
 """
 
 import sys
+import threading
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 
 import npquant as nq
 from npquant.arithmetic import beside
-from npquant.cuda import arrays, loops, reduce, target, walk
+from npquant.cuda import arrays, loops, reduce, target, to_host, walk
 from npquant.layout import Layout
 
 #: What the libraries say that they work on.
@@ -230,6 +231,68 @@ def test_long_runs_are_launched_where_vectors_begin(monkeypatch, rows, inner, wi
         assert key[-2] == width
         (x,), (y,) = args[5], args[-1]
         assert (x % (4 * width), y % width) == (0, 0)
+
+
+class Devices:
+    """What Numba knows of contexts: a thread has one after it has asked for it."""
+
+    def __init__(self, thirds):
+        self.asked, self.thirds = [], thirds
+        self.driver = SimpleNamespace(get_active_context=self.active)
+
+    def active(self):
+        thread = threading.current_thread().name
+        made = thread in self.thirds or thread in [name for name, _ in self.asked]
+        return nullcontext(made)
+
+    def get_context(self, number=None):
+        self.asked.append((threading.current_thread().name, number))
+        return SimpleNamespace(device=SimpleNamespace(id=3))
+
+
+def test_a_context_in_every_thread(monkeypatch):
+    """Each asks once, before its first launch, allocation or copy, for the device of the first.
+
+    One that has a context already, by another library, keeps it.
+    """
+    devices, launched = Devices(thirds=("third",)), []
+    monkeypatch.undo()  # launches are not noted here, but made
+    monkeypatch.setattr(target.cuda.cudadrv, "devices", devices)
+    monkeypatch.setattr(target, "_thread", target._Thread())
+    monkeypatch.setattr(target, "_devices", [])
+    kernel = target.Kernel(None, "nothing")
+    kernel._entries[()] = lambda *args: launched.append(list(devices.asked))
+
+    def launch():
+        for _ in range(2):
+            kernel(1, 1, (), (), 0)
+
+    asked = [("first", None), ("second", 3), ("third", None)]
+    for count, (name, _) in enumerate(asked, 1):
+        thread = threading.Thread(target=launch, name=name)
+        thread.start()
+        thread.join()
+        assert launched == [asked[:count]] * 2
+        launched.clear()
+
+
+@pytest.mark.parametrize("what", ["to_host", "empty"])
+def test_a_context_before_copies_and_allocations(monkeypatch, what):
+    calls = []
+    monkeypatch.setattr(target, "make_ready", lambda: calls.append("context"))
+    x = Shown(np.zeros(3, np.float32))
+    if what == "to_host":
+        done = lambda *args: calls.append("copy") or (0,)
+        names = ("cuMemcpyDtoHAsync", "cuStreamSynchronize")
+        monkeypatch.setattr(target, "driver", SimpleNamespace(**dict.fromkeys(names, done)))
+        to_host(x)
+    else:
+        of = lambda *args, **kwargs: calls.append("array")
+        monkeypatch.setattr(target.cuda.cudadrv.devicearray, "DeviceNDArray", of)
+        a = arrays.device(x)
+        a.library.empty(a, (3,), np.float32, (4,))
+    assert calls[0] == "context"
+    assert len(calls) > 1
 
 
 def test_what_a_kernel_cannot_count():

@@ -13,7 +13,7 @@ from numba.cuda.cudadrv.driver import Stream
 
 import npquant as nq
 from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
-from npquant.cuda import target, to_host
+from npquant.cuda import target, to_device, to_host
 
 #: The handle of a stream.
 STREAM = 0x5EED
@@ -53,6 +53,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(target.cuda.cudadrv.devices, "get_context", lambda: context)
     monkeypatch.setattr(target.cuda, "external_stream", external_stream)
     monkeypatch.setattr(target.Kernel, "__call__", note)
+    monkeypatch.setattr(target, "make_ready", lambda: None)
     return found
 
 
@@ -120,6 +121,13 @@ class Driver:
             return (0,)
 
         return call
+
+
+def test_a_copy_to_the_device_is_waited_for(monkeypatch, streams):
+    """Of memory that is not pinned it may return before; other streams would not wait for it."""
+    monkeypatch.setattr(target, "driver", Driver(streams))
+    to_device(np.ones(8, np.float32))
+    assert streams == [("cuMemcpyHtoD", 32), ("cuStreamSynchronize", 0)]
 
 
 def test_copies_to_the_host(monkeypatch, streams):

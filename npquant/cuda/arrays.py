@@ -212,8 +212,9 @@ class Interface:
         return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides)
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
-        from npquant.cuda.target import cuda
+        from npquant.cuda.target import cuda, make_ready
 
+        make_ready()
         # The array says on which stream it is written, and what reads it asks it for that.
         handle = 0 if like is None else like.stream()
         on = cuda.external_stream(handle) if handle else 0

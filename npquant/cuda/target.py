@@ -8,6 +8,7 @@ Arrays are raw pointers to kernels; what they need to know of a shape they are t
 from __future__ import annotations
 
 import ctypes
+import threading
 import types as python_types
 import warnings
 from collections.abc import Callable, Hashable, Iterator
@@ -64,6 +65,29 @@ Types = tuple[Any, ...]
 Key = tuple[Hashable, ...]
 
 
+class _Thread(threading.local):
+    """Of each thread, whether it has a context: a new one has none to launch and copy in."""
+
+    ready = SIMULATED
+
+
+_thread = _Thread()
+_devices: list[int] = []  # the one that the first thread had
+
+
+def make_ready() -> None:
+    """Make a context current in this thread, of the device of the first, unless it has one."""
+    if _thread.ready:
+        return
+    numba = cuda.cudadrv.devices
+    with numba.driver.get_active_context() as found:
+        missing = not found
+    context = numba.get_context(_devices[0] if missing and _devices else None)
+    if not _devices:
+        _devices.append(context.device.id)
+    _thread.ready = True
+
+
 def pointer(dtype: Any) -> types.Type:
     """The type of an array to a kernel; a bool is a byte, as it is in memory."""
     dtype = np.dtype(dtype)
@@ -88,6 +112,7 @@ class Kernel:
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], key: Key, on: Any) -> None:
         """Launch on a stream; `args` are pointers (in the simulator arrays), numbers and tuples."""
+        make_ready()
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = self._compiled(key)
@@ -220,6 +245,7 @@ __all__ = [
     "Types",
     "cuda",
     "flattened",
+    "make_ready",
     "pointer",
 ]
 if not SIMULATED:

@@ -1,5 +1,7 @@
 """What only a GPU can show: many elements, streams, and graphs, in which nothing may wait."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from cuda.bindings import driver
@@ -23,14 +25,18 @@ def checked(result):
     return values[0] if len(values) == 1 else values
 
 
+def put(address, x):
+    """Copy to the device, and wait: of memory that is not pinned the copy may return before."""
+    checked(driver.cuMemcpyHtoD(address, x.ctypes.data, x.nbytes))
+    checked(driver.cuStreamSynchronize(0))
+
+
 def filled(n, pattern):
     """A pattern, over and over, on the device: `n` elements."""
     y = Interface().empty(None, (n,), pattern.dtype, (pattern.itemsize,))
     for start in range(0, n, 1 << 28):
         some = np.resize(np.roll(pattern, -start), min(1 << 28, n - start))
-        checked(driver.cuMemcpyHtoD(
-            device(y).pointer + start * pattern.itemsize, some.ctypes.data, some.nbytes
-        ))  # fmt: skip
+        put(device(y).pointer + start * pattern.itemsize, some)
     return y
 
 
@@ -102,6 +108,26 @@ def occupy():
             nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127, out=x)
 
     return call
+
+
+def test_a_new_thread():
+    """It has no context: not to launch what is compiled already, nor to copy."""
+    x = np.linspace(-3, 3, 1000, dtype=np.float32)
+    given, out = to_device(x), to_device(np.zeros_like(x))
+    call = lambda x, **out: nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7, **out)
+    call(given, out=out)
+    for first in (lambda: call(given, out=out), lambda: to_host(out), lambda: to_device(x)):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(first).result()
+            assert_same(thread.submit(lambda: to_host(call(given))).result(), call(x))
+
+
+def test_data_are_there_for_every_stream(streams):
+    """The copy to the device, of memory that is not pinned, is complete when it returns."""
+    for seed in range(10):
+        x = np.random.default_rng(seed).normal(size=1 << 24).astype(np.float32)
+        y = nq.quantize_per_tensor(OnStream(to_device(x), streams[seed % 2]), *INT8)
+        assert_same(to_host(y), nq.quantize_per_tensor(x, *INT8), str(seed))
 
 
 #: Ops of several launches, that hand each other arrays of their own.
@@ -183,7 +209,7 @@ def test_captured_graph(name, streams):
     for seed in (1, 2):
         kwargs = arguments(name, (257, 4100), 0, seed)
         x = np.ascontiguousarray(kwargs["input"])
-        checked(driver.cuMemcpyHtoD(device(on["input"]).pointer, x.ctypes.data, x.nbytes))
+        put(device(on["input"]).pointer, x)
         only = arguments(name, (257, 4100), 0, 0) | {"input": x}
         checked(driver.cuGraphLaunch(executable, stream))
         checked(driver.cuStreamSynchronize(stream))
