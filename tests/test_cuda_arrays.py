@@ -4,6 +4,7 @@ Stand-ins have what the real ones are asked for, and nothing else; their memory 
 what would be launched is noted.
 """
 
+import ctypes
 import sys
 import threading
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import npquant as nq
 from npquant.arithmetic import beside
 from npquant.cuda import arrays, loops, reduce, target, to_host, walk
 from npquant.layout import Layout
+from npquant.optim import SGD
 
 #: What the libraries say that they work on.
 STREAM = 0x5EED
@@ -179,6 +181,89 @@ def test_the_interface(streams):
     assert (a.shape, a.strides, a.dtype) == (held.shape, held.strides, held.dtype)
     assert (a.pointer, a.stream()) == (held.ctypes.data, STREAM)
     assert arrays.device(Shown(held)).stream() == 0
+
+
+class DLDevice(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class DLTensor(ctypes.Structure):
+    """What DLPack 1.0 hands over, as dlpack.h has it."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("data", ctypes.c_void_p),
+        ("device", DLDevice), ("ndim", ctypes.c_int32), ("dtype", DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+#: Nothing is to be deleted: the memory is NumPy's.
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda tensor: None)
+
+NEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+class Packed:
+    """An array of float32 on a GPU, of a library that has DLPack."""
+
+    def __init__(self, held, read_only=False):
+        shape, steps = held.shape, [s // 4 for s in held.strides]
+        self._sizes = [(ctypes.c_int64 * held.ndim)(*values) for values in (shape, steps)]
+        self.held, self.asked = held, []
+        self._tensor = DLTensor(
+            1, 0, None, ctypes.cast(DELETER, ctypes.c_void_p), read_only, held.ctypes.data,
+            DLDevice(2, 0), held.ndim, DLDataType(2, 32, 1), *self._sizes, 0,
+        )  # fmt: skip
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, **options):
+        self.asked.append(options)
+        return NEW(ctypes.addressof(self._tensor), b"dltensor_versioned", None)
+
+
+def test_dlpack(streams):
+    """Its library is asked to order what it does before the default stream, where the op goes."""
+    x = Packed(np.zeros((4, 6), np.float32)[::-1, ::2])
+    a = arrays.device(x)
+    assert [options["stream"] for options in x.asked] == [1]
+    assert (a.shape, a.strides, a.dtype) == (x.held.shape, x.held.strides, x.held.dtype)
+    assert (a.pointer, a.stream(), a.writeable) == (x.held.ctypes.data, 0, True)
+
+
+def read_only(held):
+    return Shown(held, data=(held.ctypes.data, True))
+
+
+def test_read_only_arrays_are_not_written_to(streams):
+    """As those of NumPy: an out, a running range and a parameter; they may be read."""
+    x, one = (np.ones(n, np.float32) for n in (8, 1))
+    message = "must be writeable, got a read-only array"
+    fake = nq.fake_quantize_per_tensor_affine
+    for out in (read_only(x), Packed(x, read_only=True)):
+        with pytest.raises(ValueError, match=f"out {message}"):
+            fake(Shown(np.ones_like(x)), 0.1, 0, -8, 7, out=out)
+    low, high, scale = (Shown(one.copy()) for _ in range(3))
+    state = [low, high, scale, Shown(np.zeros(1, np.int32))]
+    for i, name in enumerate(("running_min", "running_max", "scale")):
+        some = [*state]
+        some[i] = read_only(one)
+        with pytest.raises(ValueError, match=f"{name} {message}"):
+            nq.fused_moving_avg_obs_fake_quant(Shown(x), 1, 1, *some, 0.01, -8, 7, 0)
+    with pytest.raises(ValueError, match=rf"parameters\[0\] {message}"):
+        SGD([read_only(x)], 0.1).step([Shown(x)])
+    assert streams == []
+    fake(read_only(x), read_only(one), 0, -8, 7, out=Shown(np.ones_like(x)))
+    assert len(streams) == 1
 
 
 def test_a_masked_array():

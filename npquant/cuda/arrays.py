@@ -25,13 +25,16 @@ SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 class DeviceArray:
     """An array on a GPU as ops and kernels see it: where it lies, and what it is to its owner."""
 
-    __slots__ = ("_leader", "dtype", "library", "owner", "pointer", "shape", "strides")
+    __slots__ = (
+        "_leader", "dtype", "library", "owner", "pointer", "shape", "strides", "writeable",
+    )  # fmt: skip
 
     def __init__(
         self, owner: Any, library: Any, pointer: int, shape: Iterable[int], dtype: Any,
-        strides: Iterable[int] | None = None,
+        strides: Iterable[int] | None = None, writeable: bool = True,
     ) -> None:  # fmt: skip
         self.owner, self.library, self.pointer = owner, library, pointer
+        self.writeable = writeable
         self._leader: DeviceArray | None = None
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         given = None if strides is None else tuple(strides)
@@ -62,7 +65,9 @@ class DeviceArray:
 
     def viewed(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> DeviceArray:
         """The same memory in another shape."""
-        y = DeviceArray(self.owner, self.library, self.pointer, shape, self.dtype, strides)
+        y = DeviceArray(
+            self.owner, self.library, self.pointer, shape, self.dtype, strides, self.writeable
+        )
         y._leader = self._leader
         return y
 
@@ -200,16 +205,18 @@ class Interface:
             raise TypeError("a device array must not be masked, got one with a mask")
         dtype = getattr(value, "dtype", None)
         dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(found["typestr"])
-        return DeviceArray(value, self, found["data"][0] or 0, found["shape"], dtype,
-                           found.get("strides"))  # fmt: skip
+        address, read_only = found["data"]
+        return DeviceArray(value, self, address or 0, found["shape"], dtype, found.get("strides"),
+                           not read_only)  # fmt: skip
 
     def _of_dlpack(self, value: Any) -> DeviceArray:
         from cuda.core.utils import StridedMemoryView
 
-        view = StridedMemoryView.from_dlpack(value, stream_ptr=-1)
+        # The default stream, DLPack's 1, shall wait for what is still being written. (-1: none.)
+        view = StridedMemoryView.from_dlpack(value, stream_ptr=1)
         strides = None if view.strides is None else [s * view.dtype.itemsize for s in view.strides]
         # The view keeps the memory alive.
-        return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides)
+        return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides, not view.readonly)
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         from npquant.cuda.target import cuda, make_ready
@@ -235,7 +242,8 @@ class Simulator:
 
     def describe(self, value: Any) -> DeviceArray:
         a = value._ary
-        return DeviceArray(value, self, a.ctypes.data, a.shape, a.dtype, a.strides)
+        return DeviceArray(value, self, a.ctypes.data, a.shape, a.dtype, a.strides,
+                           a.flags.writeable)  # fmt: skip
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
