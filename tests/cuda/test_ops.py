@@ -6,6 +6,7 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, STATE, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
+from every_kernel import TRUTHS
 from npquant import cuda
 from npquant.cuda import loops
 from npquant.cuda.arrays import SIMULATED, device
@@ -95,6 +96,13 @@ def test_runs_in_parts(monkeypatch, inner):
     name = "fake_quantize_per_channel_affine_cachemask"
     kwargs = arguments(name, (3, inner), 0)
     assert_same(to_host(results(name, on_device(kwargs))), results(name, kwargs))
+
+
+@pytest.mark.parametrize("dtype", TRUTHS)
+def test_bools(dtype):
+    with np.errstate(all="ignore"):
+        x = np.array(TRUTHS[dtype]).astype(nq.dtypes.canonical(dtype, "dtype"))
+    assert_same(to_host(nq.convert_element_type(given(x), bool)), nq.convert_element_type(x, bool))
 
 
 def result_or_error(name, kwargs):
