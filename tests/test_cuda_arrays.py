@@ -16,8 +16,8 @@ import pytest
 
 import npquant as nq
 from npquant.arithmetic import beside
-from npquant.cuda import arrays, loops, reduce, target, to_host, walk
-from npquant.layout import Layout
+from npquant.cuda import arrays, learnable, loops, reduce, target, to_host, walk
+from npquant.layout import Layout, per_channel
 from npquant.optim import SGD
 
 #: What the libraries say that they work on.
@@ -385,6 +385,36 @@ def test_what_a_kernel_cannot_count():
         ValueError, match=r"fewer than 2\*\*32 elements, got 4294967296 in runs of 2"
     ):
         reduce.Shape.of(Layout(2, 2), 1 << 33)
+
+
+class Nowhere:
+    """A library of arrays of any size, without memory."""
+
+    def stream(self, a):
+        return 0
+
+    def empty(self, like, shape, dtype, strides):
+        return arrays.DeviceArray(None, self, 0, shape, dtype, strides)
+
+
+@pytest.mark.parametrize(("channels", "batch"), [(2**32 // 48, 4), (2**32 // 48 + 1, 1)])
+def test_channels_too_many_to_ask_for_several_rows(monkeypatch, channels, batch):
+    """A thread asks for four elements at once, 16 rows apart, if 32 bits hold that distance."""
+    noted, asked = [], []
+    monkeypatch.setattr(target.Kernel, "__call__", lambda *args: noted.append(args))
+    x, y = (Nowhere().empty(None, (64, channels), np.dtype(np.float32), None) for _ in range(2))
+    one = Nowhere().empty(None, (channels,), np.dtype(np.float32), None)
+    by_channel = per_channel(x.shape, 1)
+    reduce.minmax(by_channel, x)
+    learnable.learnable_gradients_per_channel(
+        by_channel, x, x, one, one, (-8, 7, 1.0), "float32", y, one, one
+    )
+    of = reduce.vectors
+    monkeypatch.setattr(reduce, "vectors", lambda *sizes: asked.append(sizes) or of(*sizes))
+    for kernel, *_, key, _ in noted:
+        if kernel.name.endswith("_lanes"):
+            kernel._make(*key)
+    assert asked == [(1, batch)] * 2
 
 
 def test_too_many_axes_apart():

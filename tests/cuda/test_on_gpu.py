@@ -9,8 +9,9 @@ from cuda.bindings import driver
 import npquant as nq
 from calls import DATA, arguments, results
 from cases import assert_same
-from npquant.cuda import to_device, to_host
+from npquant.cuda import minmax, to_device, to_host
 from npquant.cuda.arrays import Interface, device
+from npquant.layout import per_channel
 
 #: More than 31 bits count, and no multiple of a vector.
 MANY = 2**31 + 7
@@ -56,6 +57,17 @@ def test_many_elements(axis):
     for start in range(0, MANY, 1 << 28):
         part = got[start : start + (1 << 28)]
         assert_same(part, np.resize(np.roll(HOST, -start), part.size), str(start))
+
+
+def test_many_channels():
+    """Rows so long that 32 bits do not hold how far the elements of a thread lie."""
+    rows, channels = 51, 2**32 // 48 + 1
+    x = Interface().empty(None, (rows, channels), np.dtype(np.int8), (channels, 1))
+    for row in range(rows):
+        put(device(x).pointer + row * channels, np.full(channels, row, np.int8))
+    least, greatest = minmax(per_channel((rows, channels), 1), x)
+    assert (to_host(least) == 0).all()
+    assert (to_host(greatest) == rows - 1).all()
 
 
 class OnStream:
