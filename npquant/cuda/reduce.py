@@ -183,7 +183,7 @@ class Extremes:
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
             if across:
                 args = (channels, blocks, pitch, jump, shape.length, *rest)
-                key = (x.dtype, wide, shape.beside, shape.batch, whole)
+                key: tuple[Any, ...] = (x.dtype, wide, shape.beside, shape.batch, whole)
                 self.lanes(blocks * parts, wide * LANES, args, key, x.stream())
             else:
                 # Longer loops over the elements of a vector would not be unrolled.
