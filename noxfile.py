@@ -34,8 +34,9 @@ def soak(session: nox.Session) -> None:
 def cuda(session: nox.Session) -> None:
     """CUDA kernels: compiled, in the simulator, and on a GPU where there is one."""
     session.install("-e", ".[test,test-cuda]")
-    session.run("python", "-c", "import numba_cuda")
-    tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_structure"]
+    linker = "from cuda.bindings import nvjitlink; nvjitlink.version()"
+    session.run("python", "-c", f"import numba_cuda; {linker}")
+    tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_streams", "cuda_structure"]
     _pytest(session, "-m", "", *(f"tests/test_{t}.py" for t in tests), "tests/cuda")
 
 

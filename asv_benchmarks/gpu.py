@@ -5,7 +5,8 @@
 Every op and layout at 2**28, 2**24 and 2**20 elements. npquant, PyTorch's op on the same data and
 the copy take turns; what is printed are medians of samples between two CUDA events. Fractions are
 of the bandwidth of a copy of 2**28 float32. Compilation and first calls are not timed. All figures
-go to gpu-results.json. Without a GPU nothing is measured, and the exit status is 1.
+go to gpu-results.json, and so does what could not be measured, and why. Without a GPU nothing is
+measured, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -214,10 +216,15 @@ class Clock:
                 self.wait()
         return {name: statistics.median(times) for name, times in samples.items()}
 
-    def copy(self, nbytes: int) -> Call:
-        """A copy on the device of so many bytes: as many are read as written."""
+    @contextmanager
+    def copy(self, nbytes: int) -> Iterator[Call]:
+        """A copy on the device of so many bytes, as many read as written; then they are freed."""
         x, y = (self.checked(self._driver.cuMemAlloc(nbytes)) for _ in range(2))
-        return partial(self._driver.cuMemcpyDtoDAsync, y, x, nbytes, 0)
+        try:
+            yield partial(self._driver.cuMemcpyDtoDAsync, y, x, nbytes, 0)
+        finally:
+            for room in (x, y):
+                self.checked(self._driver.cuMemFree(room))
 
 
 # --- what is measured -------------------------------------------------------------------------
@@ -239,7 +246,7 @@ def torch_call(case: Case, inputs: OnDevice, arrays: Arrays) -> tuple[Call | Non
         call = peers.PEERS[name](case, inputs)
         call()
     except Exception as error:  # whatever an op without a CUDA kernel says
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+        return None, said(error)
     return call, ""
 
 
@@ -262,7 +269,7 @@ def measured(
                 fast()
                 calls["torch.compile"] = fast
             except Exception as error:
-                row["no torch.compile"] = f"{type(error).__name__}: {str(error)[:100]}"
+                row["no torch.compile"] = said(error)
     row["ms"] = clock.medians(calls)
     ours = row["ms"]["npquant"]
     row["fraction of copy"] = moved / (ours * 1e-3) / bandwidth
@@ -344,44 +351,78 @@ def main() -> int:
     for key, value in about.items():
         print(f"{key}: {value}")
     nbytes = 4 * SIZES[0]
-    bandwidth = 2 * nbytes / (clock.medians({"copy": clock.copy(nbytes)})["copy"] * 1e-3)
+    with clock.copy(nbytes) as copy:
+        bandwidth = 2 * nbytes / (clock.medians({"copy": copy})["copy"] * 1e-3)
     print(f"copy: {bandwidth / 1e12:.3f} TB/s\n", flush=True)
 
     rows: list[dict[str, Any]] = []
+    overheads: list[dict[str, Any]] = []
     left: list[str] = []
+    try:
+        measure_rows(rows, left, arrays, clock, bandwidth, start)
+        print(f"\nA call of {SMALL} elements, microseconds of the host:")
+        measure_overheads(overheads, left, arrays, clock, start)
+    finally:  # what was measured is kept, whatever has happened
+        for text in left:
+            print(f"not measured: {text}")
+        found = {"about": about, "copy TB/s": bandwidth / 1e12, "rows": rows,
+                 "overheads": overheads, "not measured": left,
+                 "seconds": perf_counter() - start}  # fmt: skip
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"\n{RESULTS}: {len(rows)} rows in {found['seconds']:.0f} s")
+    return 0 if rows else 1
+
+
+def measure_rows(
+    rows: list[dict[str, Any]], left: list[str], arrays: Arrays, clock: Clock, bandwidth: float,
+    start: float,
+) -> None:  # fmt: skip
+    """Every case of every size; what fails, or comes too late, is among those that are left."""
     for size in SIZES:
         compiled: set[str] = set()
         for name, case in table(size):
-            spent = perf_counter() - start
+            spent, what = perf_counter() - start, f"{case.op} {case.dtype} {name} {size}"
             if spent > DEADLINE:
-                left.append(f"{case.op} {case.dtype} {name} {size}")
+                left.append(f"{what}: out of time")
                 continue
             try_it = size == SIZES[0] and case.op not in compiled and spent < COMPILE_UNTIL / 2
             compiled.add(case.op)
-            rows.append(measured(name, case, arrays, clock, bandwidth, try_it))
+            try:
+                rows.append(measured(name, case, arrays, clock, bandwidth, try_it))
+            except Exception as error:  # no memory, or whatever else the device says
+                left.append(f"{what}: {said(error)}")
+                continue
             print(line(rows[-1]), flush=True)
 
-    print(f"\nA call of {SMALL} elements, microseconds of the host:")
-    overheads = []
+
+def measure_overheads(
+    overheads: list[dict[str, Any]], left: list[str], arrays: Arrays, clock: Clock, start: float
+) -> None:
+    """What a call of few elements costs the host; the rest as for rows."""
     for name, case in table(256):
+        if name not in ("per tensor", "per channel, first axis"):
+            continue
+        what = f"overhead of {case.op} {name}"
         if perf_counter() - start > DEADLINE:
-            left.append(f"overhead of {case.op} {name}")
-        elif name in ("per tensor", "per channel, first axis"):
-            shape = cases.per_channel(4, 4, axis=0) if case.layout.axis else cases.per_tensor(SMALL)
+            left.append(f"{what}: out of time")
+            continue
+        shape = cases.per_channel(4, 4, axis=0) if case.layout.axis else cases.per_tensor(SMALL)
+        try:
             small, inputs = on_device(replace(case, layout=shape), arrays)
             calls = {"npquant": npquant_call(small, inputs, arrays)}
             torch, _ = torch_call(small, inputs, arrays)
             took = clock.overhead(calls | ({"torch": torch} if torch else {}))
-            overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
-            print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
+        except Exception as error:
+            left.append(f"{what}: {said(error)}")
+            continue
+        overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
+        print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
 
-    for text in left:
-        print(f"not measured, out of time: {text}")
-    found = {"about": about, "copy TB/s": bandwidth / 1e12, "rows": rows, "overheads": overheads,
-             "not measured": left, "seconds": perf_counter() - start}  # fmt: skip
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"\n{RESULTS}: {len(rows)} rows in {found['seconds']:.0f} s")
-    return 0
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:100]}"
 
 
 if __name__ == "__main__":

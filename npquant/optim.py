@@ -99,8 +99,7 @@ class _Optimizer:
         found: Array = checks.array(value, name)
         if found.dtype not in _PRECISIONS:
             raise TypeError(f"{name} must have a dtype among float32, float64, got {found.dtype}")
-        if isinstance(found, np.ndarray):
-            checks.writeable(found, name)
+        checks.writeable(found, name)
         return found
 
     def _fits(self, state: dict[str, Any], value: Array) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import npquant.modules as npq
 from calls import CALLS, DATA, PARAMETERS, ROUNDING, arguments, data, fits, results, zero_points
 from npquant import backend, metrics, optim
+from npquant.dtypes import canonical
 from npquant.layout import Granularity
 
 DIVIDE = {"rounding": "divide"}
@@ -157,11 +158,31 @@ def finite_range():
     backend.of(x).minmax_finite(Granularity(1, x.size, None), x)
 
 
+#: Dtypes that become bools, and what tells a wrong comparison with 0 from a right one.
+TRUTHS = {
+    **dict.fromkeys(
+        ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+        (0.0, -0.0, 1.0, -3.0, np.nan, np.inf, 2.0**-9, 2.0**-133, 2.0**-1074),
+    ),
+    **dict.fromkeys(("int8", "int32"), (0, 1, -1, 127, -128)),
+    "int64": (0, 1, -(2**63), 2**32, 2**53 + 1),
+}
+
+
+def truths():
+    """Every other dtype as bools; on the CPU, the op does it with NumPy."""
+    for name, values in TRUTHS.items():
+        with np.errstate(all="ignore"):
+            x = np.resize(np.array(values), 77).astype(canonical(name, "dtype"))
+        backend.of(x).convert(x, np.empty(x.shape, np.bool_))
+
+
 EVERYTHING = {
     **{name: lambda name=name: op(name) for name in CALLS},
     **{kind.__name__: lambda kind=kind: observer(kind) for kind in OBSERVERS},
     **{name: lambda make=make: optimizer(make) for name, make in OPTIMIZERS.items()},
     "metrics": distances,
     "minmax_finite": finite_range,
+    "bools": truths,
     "LearnableFakeQuantize": learnable_starts,
 }

@@ -4,7 +4,9 @@ Stand-ins have what the real ones are asked for, and nothing else; their memory 
 what would be launched is noted.
 """
 
+import ctypes
 import sys
+import threading
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
@@ -14,8 +16,9 @@ import pytest
 
 import npquant as nq
 from npquant.arithmetic import beside
-from npquant.cuda import arrays, loops, reduce, target, walk
-from npquant.layout import Layout
+from npquant.cuda import arrays, learnable, loops, reduce, target, to_host, walk
+from npquant.layout import Layout, per_channel
+from npquant.optim import SGD
 
 #: What the libraries say that they work on.
 STREAM = 0x5EED
@@ -180,6 +183,89 @@ def test_the_interface(streams):
     assert arrays.device(Shown(held)).stream() == 0
 
 
+class DLDevice(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class DLTensor(ctypes.Structure):
+    """What DLPack 1.0 hands over, as dlpack.h has it."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("data", ctypes.c_void_p),
+        ("device", DLDevice), ("ndim", ctypes.c_int32), ("dtype", DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+#: Nothing is to be deleted: the memory is NumPy's.
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda tensor: None)
+
+NEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+class Packed:
+    """An array of float32 on a GPU, of a library that has DLPack."""
+
+    def __init__(self, held, read_only=False):
+        shape, steps = held.shape, [s // 4 for s in held.strides]
+        self._sizes = [(ctypes.c_int64 * held.ndim)(*values) for values in (shape, steps)]
+        self.held, self.asked = held, []
+        self._tensor = DLTensor(
+            1, 0, None, ctypes.cast(DELETER, ctypes.c_void_p), read_only, held.ctypes.data,
+            DLDevice(2, 0), held.ndim, DLDataType(2, 32, 1), *self._sizes, 0,
+        )  # fmt: skip
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, **options):
+        self.asked.append(options)
+        return NEW(ctypes.addressof(self._tensor), b"dltensor_versioned", None)
+
+
+def test_dlpack(streams):
+    """Its library is asked to order what it does before the default stream, where the op goes."""
+    x = Packed(np.zeros((4, 6), np.float32)[::-1, ::2])
+    a = arrays.device(x)
+    assert [options["stream"] for options in x.asked] == [1]
+    assert (a.shape, a.strides, a.dtype) == (x.held.shape, x.held.strides, x.held.dtype)
+    assert (a.pointer, a.stream(), a.writeable) == (x.held.ctypes.data, 0, True)
+
+
+def read_only(held):
+    return Shown(held, data=(held.ctypes.data, True))
+
+
+def test_read_only_arrays_are_not_written_to(streams):
+    """As those of NumPy: an out, a running range and a parameter; they may be read."""
+    x, one = (np.ones(n, np.float32) for n in (8, 1))
+    message = "must be writeable, got a read-only array"
+    fake = nq.fake_quantize_per_tensor_affine
+    for out in (read_only(x), Packed(x, read_only=True)):
+        with pytest.raises(ValueError, match=f"out {message}"):
+            fake(Shown(np.ones_like(x)), 0.1, 0, -8, 7, out=out)
+    low, high, scale = (Shown(one.copy()) for _ in range(3))
+    state = [low, high, scale, Shown(np.zeros(1, np.int32))]
+    for i, name in enumerate(("running_min", "running_max", "scale")):
+        some = [*state]
+        some[i] = read_only(one)
+        with pytest.raises(ValueError, match=f"{name} {message}"):
+            nq.fused_moving_avg_obs_fake_quant(Shown(x), 1, 1, *some, 0.01, -8, 7, 0)
+    with pytest.raises(ValueError, match=rf"parameters\[0\] {message}"):
+        SGD([read_only(x)], 0.1).step([Shown(x)])
+    assert streams == []
+    fake(read_only(x), read_only(one), 0, -8, 7, out=Shown(np.ones_like(x)))
+    assert len(streams) == 1
+
+
 def test_a_masked_array():
     with pytest.raises(TypeError, match="must not be masked"):
         nq.quantize_per_tensor(
@@ -211,11 +297,124 @@ def test_long_arrays_take_several_launches(monkeypatch, longest, channels, inner
     assert found == [(e, e // (inner or size) % channels) for e in range(size)]
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "width"), [(3, 70, 1), (3, 72, 4), (1, 70, 4), (9, 30, 4)]
+)
+def test_long_runs_are_launched_where_vectors_begin(monkeypatch, rows, inner, width):
+    """Of runs that are launched in parts, the second begins anywhere."""
+    noted = []
+    monkeypatch.setattr(target.Kernel, "__call__", lambda *args: noted.append(args))
+    monkeypatch.setattr(loops, "LONGEST", 32)
+    held = np.zeros(rows * inner + 4, np.float32)
+    held = held[-held.ctypes.data % 16 // 4 :][: rows * inner].reshape(rows, inner)
+    out = np.zeros(held.nbytes + 16, np.int8)
+    out = out[-out.ctypes.data % 16 :][: held.size].reshape(held.shape)
+    s, z = Shown(np.ones(rows, np.float32)), Shown(np.zeros(rows, np.int32))
+    nq.quantize_per_channel(Shown(held), s, z, 0, -128, 127, np.int8, out=Shown(out))
+    assert len(noted) > 1
+    for _, _, _, args, key, _ in noted:
+        assert key[-2] == width
+        (x,), (y,) = args[5], args[-1]
+        assert (x % (4 * width), y % width) == (0, 0)
+
+
+class Devices:
+    """What Numba knows of contexts: a thread has one after it has asked for it."""
+
+    def __init__(self, thirds):
+        self.asked, self.thirds = [], thirds
+        self.driver = SimpleNamespace(get_active_context=self.active)
+
+    def active(self):
+        thread = threading.current_thread().name
+        made = thread in self.thirds or thread in [name for name, _ in self.asked]
+        return nullcontext(made)
+
+    def get_context(self, number=None):
+        self.asked.append((threading.current_thread().name, number))
+        return SimpleNamespace(device=SimpleNamespace(id=3))
+
+
+def test_a_context_in_every_thread(monkeypatch):
+    """Each asks once, before its first launch, allocation or copy, for the device of the first.
+
+    One that has a context already, by another library, keeps it.
+    """
+    devices, launched = Devices(thirds=("third",)), []
+    monkeypatch.undo()  # launches are not noted here, but made
+    monkeypatch.setattr(target.cuda.cudadrv, "devices", devices)
+    monkeypatch.setattr(target, "_thread", target._Thread())
+    monkeypatch.setattr(target, "_devices", [])
+    kernel = target.Kernel(None, "nothing")
+    kernel._entries[()] = lambda *args: launched.append(list(devices.asked))
+
+    def launch():
+        for _ in range(2):
+            kernel(1, 1, (), (), 0)
+
+    asked = [("first", None), ("second", 3), ("third", None)]
+    for count, (name, _) in enumerate(asked, 1):
+        thread = threading.Thread(target=launch, name=name)
+        thread.start()
+        thread.join()
+        assert launched == [asked[:count]] * 2
+        launched.clear()
+
+
+@pytest.mark.parametrize("what", ["to_host", "empty"])
+def test_a_context_before_copies_and_allocations(monkeypatch, what):
+    calls = []
+    monkeypatch.setattr(target, "make_ready", lambda: calls.append("context"))
+    x = Shown(np.zeros(3, np.float32))
+    if what == "to_host":
+        done = lambda *args: calls.append("copy") or (0,)
+        names = ("cuMemcpyDtoHAsync", "cuStreamSynchronize")
+        monkeypatch.setattr(target, "driver", SimpleNamespace(**dict.fromkeys(names, done)))
+        to_host(x)
+    else:
+        of = lambda *args, **kwargs: calls.append("array")
+        monkeypatch.setattr(target.cuda.cudadrv.devicearray, "DeviceNDArray", of)
+        a = arrays.device(x)
+        a.library.empty(a, (3,), np.float32, (4,))
+    assert calls[0] == "context"
+    assert len(calls) > 1
+
+
 def test_what_a_kernel_cannot_count():
     with pytest.raises(
         ValueError, match=r"fewer than 2\*\*32 elements, got 4294967296 in runs of 2"
     ):
         reduce.Shape.of(Layout(2, 2), 1 << 33)
+
+
+class Nowhere:
+    """A library of arrays of any size, without memory."""
+
+    def stream(self, a):
+        return 0
+
+    def empty(self, like, shape, dtype, strides):
+        return arrays.DeviceArray(None, self, 0, shape, dtype, strides)
+
+
+@pytest.mark.parametrize(("channels", "batch"), [(2**32 // 48, 4), (2**32 // 48 + 1, 1)])
+def test_channels_too_many_to_ask_for_several_rows(monkeypatch, channels, batch):
+    """A thread asks for four elements at once, 16 rows apart, if 32 bits hold that distance."""
+    noted, asked = [], []
+    monkeypatch.setattr(target.Kernel, "__call__", lambda *args: noted.append(args))
+    x, y = (Nowhere().empty(None, (64, channels), np.dtype(np.float32), None) for _ in range(2))
+    one = Nowhere().empty(None, (channels,), np.dtype(np.float32), None)
+    by_channel = per_channel(x.shape, 1)
+    reduce.minmax(by_channel, x)
+    learnable.learnable_gradients_per_channel(
+        by_channel, x, x, one, one, (-8, 7, 1.0), "float32", y, one, one
+    )
+    of = reduce.vectors
+    monkeypatch.setattr(reduce, "vectors", lambda *sizes: asked.append(sizes) or of(*sizes))
+    for kernel, *_, key, _ in noted:
+        if kernel.name.endswith("_lanes"):
+            kernel._make(*key)
+    assert asked == [(1, batch)] * 2
 
 
 def test_too_many_axes_apart():

@@ -218,8 +218,9 @@ def wanted(name, kernel, key, found):
 
 
 def access_of(dtype, width):
-    """The pattern of an access to a vector of `width` elements."""
+    """The pattern of an access to a vector of `width` elements, or to each if it is no word."""
     size = width * dtype.itemsize
+    size = size if size >= 4 else dtype.itemsize
     if size > 4:
         return rf"\.v{size // 4}\.[bfsu]32"
     return rf"\.[bfsu]{8 * size}"

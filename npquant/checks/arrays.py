@@ -119,9 +119,11 @@ def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
 
 
 def together(x: Array, other: Array, name: str) -> None:
-    """Refuse a spec among arrays and an array among specs."""
+    """Refuse a spec among arrays and an array among specs; on a GPU, `other` is on x's stream."""
     if type(other) is not type(x):
         raise TypeError(f"{name} and input must be of one kind, got {_kind(other)} and {_kind(x)}")
+    if type(x) is not np.ndarray and type(x) is not ArraySpec:
+        other.follow(x)
 
 
 def _kind(x: Array) -> str:
@@ -152,8 +154,9 @@ def output(
     if y.shape != shape:
         raise ValueError(f"out must have the shape {shape}, got {y.shape}")
     together(x, y, "out")
-    if type(y) is np.ndarray:
+    if type(y) is not ArraySpec:
         writeable(y, "out")
+    if type(y) is np.ndarray:
         if y is not x and _share_memory(x, y) and not _same_elements(x, y):
             raise ValueError("out must be input itself or not overlap it, got an overlapping array")
         for i, other in enumerate(others):
@@ -199,19 +202,19 @@ def place(value: Any, name: str) -> Array:
     return array(value, name)
 
 
-def writeable(y: np.ndarray[Any, Any], name: str) -> None:
+def writeable(y: Array, name: str) -> None:
     """Refuse an array that cannot be written to, or whose elements share memory."""
-    if y.flags.carray:
+    if type(y) is np.ndarray and y.flags.carray:
         return
-    if not y.flags.writeable:
+    if not (y.flags.writeable if type(y) is np.ndarray else y.writeable):
         raise ValueError(f"{name} must be writeable, got a read-only array")
     if y.size and _repeats(y):
         raise ValueError(f"{name} must not repeat its elements, got an array that overlaps itself")
 
 
-def _repeats(y: np.ndarray[Any, Any]) -> bool:
+def _repeats(y: Array) -> bool:
     """Whether an axis steps less far than those within it reach: broadcast, sliding windows."""
-    reach = y.itemsize
+    reach = y.dtype.itemsize
     for step, n in sorted((abs(s), n) for s, n in zip(y.strides, y.shape, strict=True) if n > 1):
         if step < reach:
             return True
@@ -296,8 +299,6 @@ def _apart_on_device(x: Array, y: Array, others: Iterable[tuple[str, Array]]) ->
     alike = (x.pointer, x.strides, x.dtype.itemsize) == (y.pointer, y.strides, y.dtype.itemsize)
     if not alike and x.overlaps(y):
         raise ValueError("out must be input itself or not overlap it, got an overlapping array")
-    if any(n > 1 and s == 0 for n, s in zip(y.shape, y.strides, strict=True)):
-        raise ValueError("out must not repeat its elements, got a broadcast array")
     for name, other in others:
         if on_device(other) and array(other, name).overlaps(y):
             raise ValueError(f"out must be apart from {name}, got an overlapping array")

@@ -25,13 +25,17 @@ SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 class DeviceArray:
     """An array on a GPU as ops and kernels see it: where it lies, and what it is to its owner."""
 
-    __slots__ = ("dtype", "library", "owner", "pointer", "shape", "strides")
+    __slots__ = (
+        "_leader", "dtype", "library", "owner", "pointer", "shape", "strides", "writeable",
+    )  # fmt: skip
 
     def __init__(
         self, owner: Any, library: Any, pointer: int, shape: Iterable[int], dtype: Any,
-        strides: Iterable[int] | None = None,
+        strides: Iterable[int] | None = None, writeable: bool = True,
     ) -> None:  # fmt: skip
         self.owner, self.library, self.pointer = owner, library, pointer
+        self.writeable = writeable
+        self._leader: DeviceArray | None = None
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         given = None if strides is None else tuple(strides)
         self.strides = given or contiguous_strides(self.shape, self.dtype.itemsize)
@@ -61,11 +65,20 @@ class DeviceArray:
 
     def viewed(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> DeviceArray:
         """The same memory in another shape."""
-        return DeviceArray(self.owner, self.library, self.pointer, shape, self.dtype, strides)
+        y = DeviceArray(
+            self.owner, self.library, self.pointer, shape, self.dtype, strides, self.writeable
+        )
+        y._leader = self._leader
+        return y
 
     def stream(self) -> int:
-        """The handle of the stream that its library works on."""
-        return int(self.library.stream(self))
+        """The handle of the stream that its library works on, or that of the array it follows."""
+        a = self._leader or self
+        return int(a.library.stream(a))
+
+    def follow(self, x: DeviceArray) -> None:
+        """Be beside `x` in an op, all of which goes to one stream."""
+        self._leader = x._leader or x
 
     def new(
         self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None
@@ -192,21 +205,27 @@ class Interface:
             raise TypeError("a device array must not be masked, got one with a mask")
         dtype = getattr(value, "dtype", None)
         dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(found["typestr"])
-        return DeviceArray(value, self, found["data"][0] or 0, found["shape"], dtype,
-                           found.get("strides"))  # fmt: skip
+        address, read_only = found["data"]
+        return DeviceArray(value, self, address or 0, found["shape"], dtype, found.get("strides"),
+                           not read_only)  # fmt: skip
 
     def _of_dlpack(self, value: Any) -> DeviceArray:
         from cuda.core.utils import StridedMemoryView
 
-        view = StridedMemoryView.from_dlpack(value, stream_ptr=-1)
+        # The default stream, DLPack's 1, shall wait for what is still being written. (-1: none.)
+        view = StridedMemoryView.from_dlpack(value, stream_ptr=1)
         strides = None if view.strides is None else [s * view.dtype.itemsize for s in view.strides]
         # The view keeps the memory alive.
-        return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides)
+        return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides, not view.readonly)
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
-        from npquant.cuda.target import cuda
+        from npquant.cuda.target import cuda, make_ready
 
-        return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype)
+        make_ready()
+        # The array says on which stream it is written, and what reads it asks it for that.
+        handle = 0 if like is None else like.stream()
+        on = cuda.external_stream(handle) if handle else 0
+        return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype, stream=on)
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
         from npquant.cuda.transfer import to_device
@@ -223,7 +242,8 @@ class Simulator:
 
     def describe(self, value: Any) -> DeviceArray:
         a = value._ary
-        return DeviceArray(value, self, a.ctypes.data, a.shape, a.dtype, a.strides)
+        return DeviceArray(value, self, a.ctypes.data, a.shape, a.dtype, a.strides,
+                           a.flags.writeable)  # fmt: skip
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray

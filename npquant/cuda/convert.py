@@ -28,9 +28,15 @@ def _nonzero(x: Any, y: Any) -> Any:
     return x[0] != like(np.float32(0), x[0])
 
 
+@formula
+def _nonzero_float(x: Any, y: Any) -> Any:
+    return widen(x[0]) != np.float32(0)  # a format that the compiler was taught has no !=
+
+
 _convert = flat_map(_converted, "convert")
 _wrap = flat_map(_wrapped, "wrap")
 _to_bool = flat_map(_nonzero, "nonzero")
+_float_to_bool = flat_map(_nonzero_float, "nonzero_float")
 
 
 def convert(*arrays: Any) -> None:
@@ -39,7 +45,7 @@ def convert(*arrays: Any) -> None:
     if x.dtype == y.dtype:
         copy(x, y)
     elif y.dtype == np.bool_:
-        _to_bool(x, y)
+        (_to_bool if x.dtype.kind in "iu" else _float_to_bool)(x, y)
     elif x.dtype.kind in "iub" and y.dtype.kind in "iu":
         _wrap(x, y)
     else:

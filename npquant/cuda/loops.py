@@ -115,7 +115,7 @@ class Map:
         on = x[0].stream()
         for layout, flat in pieces(granularity, x, y):
             read, written = flat[: len(x)], flat[len(x) :]
-            width, count = _shape_of_threads(flat)
+            width, count = _shape_of_threads(flat, layout)
             block = THREADS * width * count
             key = (dtypes[0], tuple(kinds), precision[2], dtypes[1], width, count)
             for start, n, numbers in _launches(layout, x[0].size):
@@ -144,11 +144,15 @@ class Map:
         )  # fmt: skip
 
 
-def _shape_of_threads(arrays: list[DeviceArray]) -> tuple[int, int]:
+def _shape_of_threads(arrays: list[DeviceArray], layout: Layout) -> tuple[int, int]:
     """The elements of a vector, and the vectors of a thread."""
     sizes = [a.dtype.itemsize for a in arrays]
-    aligned = all(a.pointer % ACCESS == 0 for a in arrays)
-    width = ACCESS // max(sizes) if aligned else 1
+    width, size = ACCESS // max(sizes), arrays[0].size
+    inner = layout.inner or size
+    # A run that is launched in parts begins where the one before it ends.
+    apart = size > inner > LONGEST and inner % width
+    if apart or any(a.pointer % ACCESS for a in arrays):
+        width = 1
     return width, min(max(IN_FLIGHT // (width * sizes[0]), 1), 4)
 
 

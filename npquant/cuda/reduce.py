@@ -34,7 +34,7 @@ TURNS = 4
 BESIDE = 4 if SIMULATED else 32
 #: Channels of a block where they are short, and what is short: it would not keep a block busy.
 SEVERAL, SHORT = 2 if SIMULATED else 16, 512
-#: Elements that a thread asks for, where it is a lane, before it computes.
+#: Elements that a thread asks for, where it is a lane, before it computes: see `Shape.batch`.
 BATCH = 4
 #: Tiles of a channel that a block adds, and not a thread; and the threads of that block.
 MANY, ADDERS = 32, 64 if SIMULATED else 256
@@ -90,6 +90,12 @@ class Shape(NamedTuple):
             wide = min(BESIDE, 1 << (self.channels - 1).bit_length())
             return wide, -(-self.channels // wide), self.channels, 1
         return SEVERAL, -(-self.channels // SEVERAL), 1, self.length
+
+    @property
+    def batch(self) -> int:
+        """How many elements such a thread asks for at once: 32 bits must hold how far they lie."""
+        pitch = self.across()[2]
+        return BATCH if (BATCH - 1) * LANES * pitch < 1 << 32 else 1
 
 
 @formula
@@ -177,7 +183,7 @@ class Extremes:
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
             if across:
                 args = (channels, blocks, pitch, jump, shape.length, *rest)
-                key = (x.dtype, wide, shape.beside, whole)
+                key: tuple[Any, ...] = (x.dtype, wide, shape.beside, shape.batch, whole)
                 self.lanes(blocks * parts, wide * LANES, args, key, x.stream())
             else:
                 # Longer loops over the elements of a vector would not be unrolled.
@@ -243,9 +249,9 @@ class Extremes:
         return kernel, (*[types.int64] * 5, pointer(x), to, to)
 
     def _make_lanes(
-        self, x: Any, wide: int, beside: bool, whole: bool
+        self, x: Any, wide: int, beside: bool, batch: int, whole: bool
     ) -> tuple[Callable[..., None], Types]:
-        low, high, load = self._low, self._high, vectors(1, BATCH).load
+        low, high, load = self._low, self._high, vectors(1, batch).load
         kind, number = _kinds(x)
         shared, room = getattr(types, np.dtype(number).name), LANES * wide
 
@@ -269,13 +275,13 @@ class Extremes:
             x = moved(x, begin + lane * pitch)
             step, e = LANES * pitch, lane
             while e < left:
-                if e + (BATCH - 1) * LANES < left:
+                if e + (batch - 1) * LANES < left:
                     found = load((x,), _count(0), _count(step))
-                    for u in range(BATCH):
+                    for u in range(batch):
                         lo = min(lo, number(low(found[0][u])))
                         hi = max(hi, number(high(found[0][u])))
-                    e += BATCH * LANES
-                    x = moved(x, BATCH * step)
+                    e += batch * LANES
+                    x = moved(x, batch * step)
                 else:
                     lo, hi = min(lo, number(low(x[0]))), max(hi, number(high(x[0])))
                     e += LANES
@@ -471,10 +477,11 @@ def _gradient_runs(
 
 
 def _gradient_lanes(
-    parameters: Callable[..., Any], element: Callable[..., Any], wide: int, beside: bool
-) -> Callable[..., None]:
+    parameters: Callable[..., Any], element: Callable[..., Any], wide: int, beside: bool,
+    batch: int,
+) -> Callable[..., None]:  # fmt: skip
     """A block for each (tile, `wide` channels): a thread is a lane of a channel."""
-    load, room_of_lanes = vectors(1, BATCH).load, 2 * LANES * wide
+    load, room_of_lanes = vectors(1, batch).load, 2 * LANES * wide
 
     def kernel(
         channels: Any, blocks: Any, pitch: Any, jump: Any, length: Any, tiles: Any, apart: Any,
@@ -498,16 +505,16 @@ def _gradient_lanes(
             p = parameters(x, at(scale, c * apart), at(zero_point, c * apart), constants, y)
             step, e = LANES * pitch, lane
             while e < left:
-                if e + (BATCH - 1) * LANES < left:
+                if e + (batch - 1) * LANES < left:
                     found = load((g, x), _count(0), _count(step))
-                    for u in range(BATCH):
+                    for u in range(batch):
                         v = found[0][u]
                         inside, slope, shift = element(v, found[1][u], p, constants)
                         store(y, u * step, masked(v, inside))
                         slopes += np.float64(slope)
                         shifts += np.float64(shift)
-                    e += BATCH * LANES
-                    g, x, y = moved((g, x, y), BATCH * step)
+                    e += batch * LANES
+                    g, x, y = moved((g, x, y), batch * step)
                 else:
                     inside, slope, shift = element(g[0], x[0], p, constants)
                     store(y, 0, masked(g[0], inside))
@@ -588,7 +595,8 @@ class Gradients:
             if shape.beside or shape.short:
                 wide, blocks, pitch, jump = shape.across()
                 args = (channels, blocks, pitch, jump, shape.length, tiles, apart, *rest)
-                self.lanes(blocks * tiles, wide * LANES, args, (*key, wide, shape.beside), on)
+                form = wide, shape.beside, shape.batch
+                self.lanes(blocks * tiles, wide * LANES, args, (*key, *form), on)
             else:
                 width = shape.width(*flat)
                 self.runs(channels * tiles, _Strips(width).threads, (*shape, tiles, apart, *rest),
@@ -609,9 +617,9 @@ class Gradients:
         return kernel, (*[types.int64] * 5, *rest)
 
     def _make_lanes(
-        self, x: Any, scale: Any, zero_point: Any, code: str, wide: int, beside: bool
+        self, x: Any, scale: Any, zero_point: Any, code: str, wide: int, beside: bool, batch: int
     ) -> tuple[Callable[..., None], Types]:
-        kernel = _gradient_lanes(self._parameters, self._element, wide, beside)
+        kernel = _gradient_lanes(self._parameters, self._element, wide, beside, batch)
         return kernel, (*[types.int64] * 7, *_gradient_types(x, scale, zero_point, code))
 
 

@@ -8,7 +8,9 @@ Arrays are raw pointers to kernels; what they need to know of a shape they are t
 from __future__ import annotations
 
 import ctypes
+import threading
 import types as python_types
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,13 +23,18 @@ from npquant.cpu.storage import TYPES
 
 
 @contextmanager
-def _aliases_of_old() -> Iterator[None]:
-    """NumPy 2.5 has dropped a name that numba-cuda 0.30 asks for while it is imported."""
+def _numpy_of_old() -> Iterator[None]:
+    """NumPy 2.5 has dropped a name that numba-cuda 0.30 asks for while it is imported.
+
+    It also warns of a time without a unit that numba-cuda makes then.
+    """
     missing = not hasattr(np, "row_stack")
     if missing:
         setattr(np, "row_stack", np.vstack)  # noqa: B010 (by name, as a checker knows it is gone)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         if missing:
             delattr(np, "row_stack")
@@ -36,7 +43,7 @@ def _aliases_of_old() -> Iterator[None]:
 #: Whether kernels run as plain Python, a thread at a time (NUMBA_ENABLE_CUDASIM=1).
 SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 
-with _aliases_of_old():
+with _numpy_of_old():
     from numba import cuda
 
     if not SIMULATED:
@@ -56,6 +63,29 @@ THREADS = 32 if SIMULATED else 256
 
 Types = tuple[Any, ...]
 Key = tuple[Hashable, ...]
+
+
+class _Thread(threading.local):
+    """Of each thread, whether it has a context: a new one has none to launch and copy in."""
+
+    ready = SIMULATED
+
+
+_thread = _Thread()
+_devices: list[int] = []  # the one that the first thread had
+
+
+def make_ready() -> None:
+    """Make a context current in this thread, of the device of the first, unless it has one."""
+    if _thread.ready:
+        return
+    numba = cuda.cudadrv.devices
+    with numba.driver.get_active_context() as found:
+        missing = not found
+    context = numba.get_context(_devices[0] if missing and _devices else None)
+    if not _devices:
+        _devices.append(context.device.id)
+    _thread.ready = True
 
 
 def pointer(dtype: Any) -> types.Type:
@@ -82,6 +112,7 @@ class Kernel:
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], key: Key, on: Any) -> None:
         """Launch on a stream; `args` are pointers (in the simulator arrays), numbers and tuples."""
+        make_ready()
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = self._compiled(key)
@@ -214,6 +245,7 @@ __all__ = [
     "Types",
     "cuda",
     "flattened",
+    "make_ready",
     "pointer",
 ]
 if not SIMULATED:

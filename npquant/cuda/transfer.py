@@ -49,6 +49,8 @@ def to_device(array: np.ndarray[Any, Any]) -> Any:
         y._ary[...] = x
     elif x.size:
         _done(target.driver.cuMemcpyHtoD(device(y).pointer, x.ctypes.data, x.nbytes))
+        # Of memory that is not pinned, it may return before all has arrived.
+        _done(target.driver.cuStreamSynchronize(0))
     return y
 
 
@@ -87,6 +89,7 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     if target.SIMULATED:
         y.reshape(-1)[...] = x.argument()
     else:
+        target.make_ready()
         stream = x.stream()
         _done(target.driver.cuMemcpyDtoHAsync(y.ctypes.data, x.pointer, y.nbytes, stream))
         _done(target.driver.cuStreamSynchronize(stream))

@@ -39,12 +39,13 @@ def pieces(
     if layout is not None:
         yield layout, arrays
         return
+    on = arrays[0].stream()
     packed = [a if a.contiguous else a.new(a.shape, a.dtype) for a in arrays]
     for a, p in zip(inputs, packed, strict=False):
-        copy(a, p)
+        copy(a, p, on)
     yield Layout(granularity.channels, granularity.inner), packed
     for a, p in zip(outputs, packed[len(inputs) :], strict=True):
-        copy(p, a)
+        copy(p, a, on)
 
 
 def in_memory_order(granularity: Granularity, arrays: list[DeviceArray]) -> Layout | None:
@@ -67,8 +68,8 @@ def packed(a: DeviceArray) -> DeviceArray:
     return p
 
 
-def copy(x: DeviceArray, y: DeviceArray) -> None:
-    """The elements of `x` to `y`, of the same shape and dtype."""
+def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
+    """The elements of `x` to `y`, of the same shape and dtype, on a stream or on that of `x`."""
     if x.pointer == y.pointer or not x.size:
         return
     shape, strides = joined(x.shape, x.strides, y.strides)
@@ -83,7 +84,8 @@ def copy(x: DeviceArray, y: DeviceArray) -> None:
     args = (
         x.size, lengths, x.argument(), x.lowest()[0], read, y.argument(), y.lowest()[0], written,
     )  # fmt: skip
-    _copy(-(-x.size // THREADS), THREADS, args, (itemsize,), x.stream())
+    stream = x.stream() if on is None else on
+    _copy(-(-x.size // THREADS), THREADS, args, (itemsize,), stream)
 
 
 def joined(

@@ -382,6 +382,6 @@ def _state(
     if p.shape not in shapes:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, "
                          f"got {p.shape}")  # fmt: skip
-    if type(p) is np.ndarray:
+    if type(p) is not ArraySpec:
         checks.writeable(p, name)
     return p

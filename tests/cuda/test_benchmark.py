@@ -1,7 +1,9 @@
 """The cases of asv_benchmarks/gpu.py: each is a valid call, on few elements."""
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +40,88 @@ def test_without_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(gpu, "a_gpu", lambda: "no GPU is available here")
     assert gpu.main() == 1
     assert capsys.readouterr().err == "Nothing was measured: no GPU is available here.\n"
+
+
+class Clock(gpu.Clock):
+    """A clock that calls and does not measure."""
+
+    def __init__(self):
+        self.freed = []
+        rooms = iter((b"first", b"second"))
+        self._driver = SimpleNamespace(
+            cuMemAlloc=lambda nbytes: (0, next(rooms)),
+            cuMemFree=lambda room: self.freed.append(room) or (0,),
+            cuMemcpyDtoDAsync=lambda *args: None,
+        )
+
+    def medians(self, calls):
+        assert self.freed == [] or "copy" not in calls
+        for call in calls.values():
+            call()
+        return dict.fromkeys(calls, 1.0)
+
+    overhead = medians
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """A run with two ops of a few elements; what it has written to the file."""
+    clock = Clock()
+    for attribute, value in {
+        "a_gpu": lambda: "",
+        "torch_with_cuda": lambda: None,
+        "Clock": lambda: clock,
+        "versions": lambda arrays, clock: {"card": "none"},
+        "RESULTS": tmp_path / "results.json",
+        "SIZES": (256,),
+        "table": lambda n: [(name, case) for name, case in TABLE(n) if case.op in FEW],
+    }.items():
+        monkeypatch.setattr(gpu, attribute, value)
+    yield lambda: json.loads(gpu.RESULTS.read_text())
+    assert clock.freed == [b"first", b"second"]
+
+
+TABLE = gpu.table
+FEW = "quantize_per_tensor", "dequantize_per_tensor"
+
+
+def test_a_run(kept):
+    assert gpu.main() == 0
+    assert {row["op"] for row in kept()["rows"]} == set(FEW)
+    assert {row["op"] for row in kept()["overheads"]} == set(FEW)
+    assert kept()["not measured"] == []
+
+
+def test_what_fails_is_left_out(kept, monkeypatch):
+    """A row, an overhead, for whatever reason; the rest is there."""
+    call = gpu.npquant_call
+
+    def failing(case, inputs, arrays):
+        if case.op == FEW[0]:
+            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY\nand more")
+        return call(case, inputs, arrays)
+
+    monkeypatch.setattr(gpu, "npquant_call", failing)
+    assert gpu.main() == 0
+    for found in (kept()["rows"], kept()["overheads"]):
+        assert {row["op"] for row in found} == {FEW[1]}
+    left = kept()["not measured"]
+    assert len(left) >= 2
+    assert all(FEW[0] in text and text.endswith("CUDA_ERROR_OUT_OF_MEMORY") for text in left)
+
+
+def test_an_interrupt_keeps_what_was_measured(kept, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "measure_overheads", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main()
+    assert {row["op"] for row in kept()["rows"]} == set(FEW)
+
+
+def test_without_time(kept, monkeypatch):
+    monkeypatch.setattr(gpu, "DEADLINE", -1.0)
+    assert gpu.main() == 1
+    assert kept()["rows"] == kept()["overheads"] == []
+    assert all(text.endswith("out of time") for text in kept()["not measured"])

@@ -106,6 +106,15 @@ def test_gradients_of_dtypes(where, dtype):
               sums=sums)  # fmt: skip
 
 
+@pytest.mark.parametrize("where", ["short rows", "last of more"])
+def test_channels_far_apart(where, monkeypatch):
+    """One element at once, as where 32 bits do not hold how far several lie."""
+    monkeypatch.setattr(twins, "BATCH", 1)
+    shape, granularity = LAYOUTS[where]
+    gradients("learnable_gradients_per_channel", shape, granularity)
+    extremes("minmax", data(shape), granularity)
+
+
 @pytest.mark.parametrize("lay", [transposed, strided])
 def test_gradients_of_a_tensor_as_it_lies(lay):
     gradients("learnable_gradients_per_tensor", (17, 300), per_tensor, lay=lay)

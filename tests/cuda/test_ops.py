@@ -6,7 +6,9 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, STATE, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
+from every_kernel import TRUTHS
 from npquant import cuda
+from npquant.cuda import loops
 from npquant.cuda.arrays import SIMULATED, device
 from test_layouts import DENSE, LAYOUTS, relaid
 from twins import given
@@ -85,6 +87,22 @@ def test_every_length(name):
         axis = axes(name, shape)[-1]
         got = results(name, on_device(arguments(name, shape, axis)))
         assert_same(to_host(got), results(name, arguments(name, shape, axis)), shape)
+
+
+@pytest.mark.parametrize("inner", [70, 72])
+def test_runs_in_parts(monkeypatch, inner):
+    """Those too long for one launch; on a GPU, a vector that begins anywhere is an error."""
+    monkeypatch.setattr(loops, "LONGEST", 32)
+    name = "fake_quantize_per_channel_affine_cachemask"
+    kwargs = arguments(name, (3, inner), 0)
+    assert_same(to_host(results(name, on_device(kwargs))), results(name, kwargs))
+
+
+@pytest.mark.parametrize("dtype", TRUTHS)
+def test_bools(dtype):
+    with np.errstate(all="ignore"):
+        x = np.array(TRUTHS[dtype]).astype(nq.dtypes.canonical(dtype, "dtype"))
+    assert_same(to_host(nq.convert_element_type(given(x), bool)), nq.convert_element_type(x, bool))
 
 
 def result_or_error(name, kwargs):

@@ -1,0 +1,141 @@
+"""Streams: all that an op launches goes to that of its input, whatever library made the arrays.
+
+Numba's arrays are made here as ever, but for their memory, which is the host's; launches are noted.
+"""
+
+from ctypes import c_void_p
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from numba.cuda.cudadrv.driver import Stream
+
+import npquant as nq
+from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
+from npquant.cuda import target, to_device, to_host
+
+#: The handle of a stream.
+STREAM = 0x5EED
+
+
+class Shown:
+    """An array on a GPU, ready, of a library that works on a stream."""
+
+    def __init__(self, held, stream=None):
+        self.held = held
+        self.__cuda_array_interface__ = {
+            "shape": held.shape, "strides": held.strides, "typestr": held.dtype.str, "version": 3,
+            "data": (held.ctypes.data, False), "stream": stream,
+        }  # fmt: skip
+        self.dtype = held.dtype
+
+
+def memalloc(size):
+    """Memory as Numba's arrays are given it."""
+    held = np.empty(size, np.uint8)
+    return SimpleNamespace(held=held, device_ctypes_pointer=c_void_p(held.ctypes.data))
+
+
+def external_stream(handle):
+    return Stream(driver.CUstream(handle), external=True)
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    """(kernel, stream) of all that was to be launched."""
+    found = []
+
+    def note(kernel, blocks, threads, args, key, on):
+        found.append((kernel.name, on))
+
+    context = SimpleNamespace(memalloc=memalloc)
+    monkeypatch.setattr(target.cuda.cudadrv.devices, "get_context", lambda: context)
+    monkeypatch.setattr(target.cuda, "external_stream", external_stream)
+    monkeypatch.setattr(target.Kernel, "__call__", note)
+    monkeypatch.setattr(target, "make_ready", lambda: None)
+    return found
+
+
+def on_stream(kwargs, which):
+    """The arrays of a call: those that are named by `which` on the stream, the others on none."""
+    return {
+        key: Shown(v, STREAM if key in which else None)
+        if isinstance(v, np.ndarray) and not key.endswith(("_on", "_enabled"))
+        else v
+        for key, v in kwargs.items()
+    }
+
+
+def every_second(x):
+    """Data that must be packed first, as results must be unpacked."""
+    return np.repeat(x, 2, axis=-1)[..., ::2]
+
+
+LAYOUTS = (np.copy, every_second, np.asfortranarray)
+
+
+def shape_and_axis(name):
+    shape = next(shape for shape in ((9, 28), (37,)) if fits(name, shape))
+    return shape, axes(name, shape)[-1]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_all_of_an_op_is_on_the_stream_of_the_input(name, streams):
+    """Whatever the others say, which are ready; and results say it too."""
+    kwargs = arguments(name, *shape_and_axis(name))
+    first = next(key for key in ("input", *DATA) if key in kwargs)
+    for lay in LAYOUTS:
+        given = {k: lay(v) if isinstance(v, np.ndarray) and k in DATA else v
+                 for k, v in kwargs.items()}  # fmt: skip
+        given = on_stream(given, (first,))
+        got = results(name, given)
+        assert {on for _, on in streams} == {STREAM}, streams
+        for y in got:
+            made = not any(y is v for v in given.values())
+            assert not made or y.__cuda_array_interface__["stream"] == STREAM
+        streams.clear()
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_an_out_of_no_stream(name, streams):
+    """Where it is not flat, results are copied to it on the stream that they were made on."""
+    kwargs = arguments(name, *shape_and_axis(name))
+    (expected,) = results(name, kwargs)
+    first = next(key for key in ("input", *DATA) if key in kwargs)
+    out = Shown(every_second(np.zeros_like(expected)))
+    results(name, on_stream(kwargs, (first,)) | {"out": out})
+    assert {on for _, on in streams} == {STREAM}, streams
+    assert len(streams) > 1
+
+
+class Driver:
+    """What the driver is asked for, in the order in which it is."""
+
+    def __init__(self, calls):
+        self._calls = calls
+
+    def __getattr__(self, name):
+        def call(*args):
+            self._calls.append((name, int(args[-1])))
+            return (0,)
+
+        return call
+
+
+def test_a_copy_to_the_device_is_waited_for(monkeypatch, streams):
+    """Of memory that is not pinned it may return before; other streams would not wait for it."""
+    monkeypatch.setattr(target, "driver", Driver(streams))
+    to_device(np.ones(8, np.float32))
+    assert streams == [("cuMemcpyHtoD", 32), ("cuStreamSynchronize", 0)]
+
+
+def test_copies_to_the_host(monkeypatch, streams):
+    """Of a result, and of what must be packed first: on its stream, which is waited for."""
+    monkeypatch.setattr(target, "driver", Driver(streams))
+    copied = [("cuMemcpyDtoHAsync", STREAM), ("cuStreamSynchronize", STREAM)]
+    to_host(nq.quantize_per_tensor(Shown(np.ones(8, np.float32), STREAM), 0.1, 0, -8, 7, np.int8))
+    assert streams[1:] == copied
+    streams.clear()
+    to_host(Shown(every_second(np.ones((3, 4), np.float32)), STREAM))
+    assert streams == [("copy_strided", STREAM), *copied]
