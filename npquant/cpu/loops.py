@@ -393,6 +393,8 @@ class Elementwise:
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
             elif not (apart or first % inner) and (blocks := self._whole(inner, n)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
+        if views is not None:
+            grain = max(grain, strided.piece(views))
         look = () if apart else _NO_LOOK
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = strided.key(x) if type(x) is np.ndarray else tuple(map(strided.key, x))
@@ -616,7 +618,8 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
             if piece.views is None:
                 kernel(m, m, tuple(flat), tuple(map(strided.key, flat)))
             else:
-                kernel_apart(m, m, (piece.views, tuple(flat[:-1]), flat[-1]), key)
+                args = piece.views, tuple(flat[:-1]), flat[-1]
+                kernel_apart(m, m, args, key, strided.piece(piece.views))
 
     return call
 
