@@ -74,7 +74,7 @@ NO_NUMBER += types(
     object_array=np.ones(1, object),
     text_array=np.array(["1"]),
     masked_array=masked(np.ones(1, F32)),
-    a_time=np.timedelta64(3),
+    a_time=np.timedelta64(3, "s"),
     float8_array=np.ones(1, ml_dtypes.float8_e5m2),
     uint64_array=np.ones(1, np.uint64),
     long_double_array=np.ones(1, np.longdouble),
@@ -142,7 +142,7 @@ STATES += [
 ]
 
 DTYPE = types(none=None, unknown="float7", a_number=3, an_object=object, a_complex=np.complex64)
-DTYPE += types(unparsable="f4, (2,", unhashable=np.timedelta64(3))
+DTYPE += types(unparsable="f4, (2,", unhashable=np.timedelta64(3, "s"))
 TARGET = DTYPE + types(a_float=np.float32, a_bool=bool, too_wide=np.int64)
 OUT_DTYPE = [row for row in TARGET if row.label not in ("none", "a_float")]
 OUT_DTYPE += types(float8=ml_dtypes.float8_e5m2, an_integer=np.int8)

@@ -131,7 +131,8 @@ ODD = (
     float("nan"), float("inf"), -float("inf"),
     np.True_, np.str_("a"), np.bytes_(b"a"), np.int8(3), np.uint64(7), np.float16(0.3),
     np.float32(0.3), np.float64(2), np.float32("nan"), np.longdouble(1.5), np.complex64(1),
-    np.datetime64("2000-01-01"), np.timedelta64(3), np.timedelta64(3, "s"), np.timedelta64("NaT"),
+    np.datetime64("2000-01-01"), np.timedelta64(3, "ms"), np.timedelta64(3, "s"),
+    np.timedelta64("NaT", "s"),
     ml_dtypes.bfloat16(1.5), ml_dtypes.float8_e4m3fn(1), ml_dtypes.int4(1), np.void(b"ab"),
 )  # fmt: skip
 
@@ -147,7 +148,7 @@ def odd_arrays():
         np.ones(1, np.uint64), np.ones(1, ">f4"), np.ones(1, ">i4"),
         np.ones(1, object), np.array([None]), np.array([HUGE]), np.array(["1"]), np.array([b"1"]),
         np.array(["a"], np.dtypes.StringDType()), record, record[:1], np.rec.array(record),
-        np.zeros(1, "V4"), np.zeros(1, "M8[s]"), np.zeros(1, "m8[s]"), np.zeros(2, "m8"),
+        np.zeros(1, "V4"), np.zeros(1, "M8[s]"), np.zeros(1, "m8[s]"), np.zeros(2, "m8[ms]"),
         np.zeros(1, ml_dtypes.int4), np.zeros(1, ml_dtypes.float8_e5m2),
         np.ma.masked_array(one, [True]), np.ma.masked_array(one.astype(np.float32)),
         np.ones((1, 1)).view(np.matrix), np.broadcast_to(np.float32(1), (2, 1 << 40))[:0],
