@@ -52,14 +52,11 @@ class Fused:
             """DONE; REST if `y` is not written, as the zero point is too large for float32; or
             OVERLAP, and nothing is written.
             """
-            for a, b in ((low, high), (low, scale), (high, scale)):
-                if meet(a, b):
-                    return OVERLAP
+            if meet(low, high) or meet(low, scale) or meet(high, scale) or meet(zero_point, x):
+                return OVERLAP
             for a in (low, high, scale):
                 if meet(a, zero_point) or meet(a, x):
                     return OVERLAP
-            if meet(zero_point, x):
-                return OVERLAP
             if observing:
                 least, greatest = range_of(x, 0, 1, x.size)
                 low[0] = moving_average(low[0], like(least, low[0]), constant)

@@ -210,13 +210,14 @@ class Extremes:
         ) -> None:
             """As `runs`, of data that are not flat."""
             tiles = least.shape[1]
-            room = np.empty(TILE, x.dtype)
+            packed = np.empty(TILE, x.dtype)
             for task in range(begin, end):
                 c = task // tiles
                 tile = task - c * tiles
                 m = min(count - tile * TILE, TILE)
-                gather(x, view, c * count + tile * TILE, m, room, 0)
-                least[c, tile], greatest[c, tile] = run(room, 0, m, low(room[0]), high(room[0]))
+                gather(x, view, c * count + tile * TILE, m, packed, 0)
+                lo, hi = low(packed[0]), high(packed[0])
+                least[c, tile], greatest[c, tile] = run(packed, 0, m, lo, hi)
 
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)

@@ -72,9 +72,8 @@ def _itself(fraction: Any) -> Any:
 @formula
 def _odds_64(fraction: Any) -> Any:
     """exp(-V)."""
-    return like(_SPAN, fraction) / (fraction - like(_GAMMA, fraction)) - like(
-        np.float32(1), fraction
-    )
+    odds = like(_SPAN, fraction) / (fraction - like(_GAMMA, fraction))
+    return odds - like(np.float32(1), fraction)
 
 
 @formula
