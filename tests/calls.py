@@ -260,3 +260,8 @@ def results(name, kwargs):
     got = getattr(nq, name)(**kwargs)
     state = [kwargs[key] for key in STATE] if name.startswith("fused") else []
     return *(got if isinstance(got, tuple) else (got,)), *state
+
+
+def in_order(x, order):
+    """`x` lying densely in memory with its axes in this order, the slowest first."""
+    return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))

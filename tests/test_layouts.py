@@ -14,7 +14,19 @@ import pytest
 import cases
 import npquant
 import oracle
-from calls import CALLS, DATA, NEAR, STATE, WITH_OUT, arguments, axes, axis_name, fits, results
+from calls import (
+    CALLS,
+    DATA,
+    NEAR,
+    STATE,
+    WITH_OUT,
+    arguments,
+    axes,
+    axis_name,
+    fits,
+    in_order,
+    results,
+)
 from cases import assert_same
 from npquant import dtypes
 from npquant.cpu import loops, reduce, table, target, walk
@@ -54,11 +66,6 @@ def relaid(kwargs, lay, names):
 
 
 # --- layouts: functions from a C-ordered array to an equal one ------------------------------------
-
-
-def in_order(x, order):
-    """`x` lying densely in memory with its axes in this order, the slowest first."""
-    return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
 
 
 def reversed_axes(x):

@@ -22,7 +22,7 @@ from npquant.cpu import packed, strided, table
 from npquant.cpu.memory import LINE, bare, fetch, narrows, near, to_line
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
-from npquant.cpu.walk import Piece, never, pieces, plain
+from npquant.cpu.walk import Piece, never, pieces, plain, turned_to_memory
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
@@ -319,6 +319,8 @@ class Elementwise:
         n = x.size
         # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
         within = x is y and n > strided.PIECE
+        if not x.flags.c_contiguous:
+            granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
         if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
@@ -605,6 +607,8 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     def call(*arrays: Array) -> None:
         n = arrays[0].size
+        if not arrays[0].flags.c_contiguous:
+            _, arrays = turned_to_memory(PER_TENSOR, arrays)
         if n < PARALLEL_FROM and all(map(_is_carray, arrays)):
             entry = kernel.serial[tuple(map(_dtype_of, arrays))]
             entry(0, n, *(arrays if arrays[0].ndim == 1 else map(np.ndarray.ravel, arrays)))

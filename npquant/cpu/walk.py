@@ -174,6 +174,25 @@ def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
     return (a if order is None else a.transpose(order)).reshape(-1)
 
 
+def turned_to_memory(
+    granularity: Granularity, arrays: tuple[Array | None, ...]
+) -> tuple[Granularity, tuple[Any, ...]]:
+    """The same with all axes in the order of memory, if the arrays, not in C order, lie alike."""
+    first: Any = arrays[0]
+    order = memory_order(first)
+    layout = None if order is None else granularity.layout(first.shape, order)
+    if layout is None:
+        return granularity, arrays
+    turned = []
+    for a in arrays:
+        if a is not None:
+            if memory_order(a) != order:
+                return granularity, arrays
+            a = a.transpose(order)
+        turned.append(a)
+    return Granularity(*layout, None), tuple(turned)
+
+
 def channel_pieces(
     granularity: Granularity,
     inputs: tuple[Array, ...],

@@ -20,7 +20,7 @@ from npquant.cpu.reduce import NO_SUMS
 from npquant.cpu.strided import PIECE
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.dtypes import DType
-from npquant.layout import Granularity
+from npquant.layout import Granularity, memory_order
 
 _INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
 #: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
@@ -48,7 +48,7 @@ def not_small(*args: Any) -> None:
 
 
 class _Entries(dict[Any, Any]):
-    """Compiled functions by the dtypes of qparams; None of unusual ones."""
+    """What is found once: compiled functions by the dtypes of qparams, None of unusual ones."""
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         self._find = find
@@ -90,7 +90,8 @@ def small(
     It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
     convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, or
     numbers, scales that are positive and finite, zero points `within` two bounds, and all of it
-    contiguous. Else nothing was written, and the result is None.
+    contiguous, be it that the axes of the data lie in another order. Else nothing was written, and
+    the result is None.
 
     With several dtypes there are as many inputs, of which the one at `place` may be `out` too;
     `names` are those of the others, which may not, and of the qparams.
@@ -118,11 +119,36 @@ def small(
     known = frozenset(kinds)
     entries = _Entries(lambda given: run.serial[key(given)] if given in known else None)
 
+    def turned(order: tuple[int, ...] | None) -> tuple[Small, Any, Any]:
+        """The same of data whose axes are put into this order, and what puts results back."""
+        cut = None if order is None else granularity.layout(shape, order)
+        if order is None or cut is None or order == (axes := tuple(range(len(shape)))):
+            return not_small, None, None
+        lying, back = tuple([shape[i] for i in order]), tuple(sorted(axes, key=order.__getitem__))
+        at_once = small(
+            kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, code, target,
+            kinds, within, names, masked, place,
+        )  # fmt: skip
+        return at_once, order, back
+
+    orders = _Entries(turned)
+
+    def as_they_lie(x: Any, scale: Any, zero_point: Any) -> tuple[Array, Any] | None:
+        at_once, order, back = orders[memory_order(x[0] if several else x)]
+        if order is None:
+            return None
+        x = tuple([a.transpose(order) for a in x]) if several else x.transpose(order)
+        done = at_once(x, scale, zero_point)
+        if done is None:
+            return None
+        y, mask = done
+        return y.transpose(back), None if mask is None else mask.transpose(back)
+
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
         if not (all(map(_is_carray, x)) if several else x.flags.carray):
-            return None
+            return as_they_lie(x, scale, zero_point) if out is None else None
         if _plain(scale, zero_point, shapes):
             given: Any = scale.dtype, zero_point.dtype
         elif type(scale) is float and type(zero_point) is int and least <= zero_point <= most:
