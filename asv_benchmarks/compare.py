@@ -133,7 +133,7 @@ def ours(case: Case, inputs: Inputs) -> tuple[dict[str, Call], int, int]:
     call = case.call(inputs)
     result = call()
     moved = case.moved(inputs, result)
-    written = sum(a.nbytes for a in cases.arrays(result))
+    written = case.written(inputs, result)
     calls: dict[str, Call] = {"npquant": call, "copy": copy_of(moved)}
     op = getattr(npquant, case.op, None)
     if case.size < goals.COSTLY:

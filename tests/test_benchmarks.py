@@ -110,6 +110,32 @@ def test_any_cell_can_be_asked_for():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("op", "moved", "written"),
+    [
+        ("quantize_per_tensor", 1.25, 0.25),
+        ("fake_quantize_per_tensor_affine_cachemask_backward", 2.25, 1),
+        ("MinMaxObserver", 1, 0),  # which gives back what it observed
+        ("SGD", 5, 0),  # and updates in place
+        ("Adam", 7, 0),
+        ("AdaroundStep", 9, 0),
+    ],
+)
+def test_bytes_that_must_move(op, moved, written):
+    """In arrays of the size of the data."""
+    (case,) = compare.parsed(["--op", f"^{op}$", "--layout", "^tensor$", "--size", "1024"]).cells
+    inputs = case.inputs()
+    result = case.call(inputs)()
+    found = case.moved(inputs, result), case.written(inputs, result)
+    assert found == (moved * inputs.x.nbytes, written * inputs.x.nbytes)
+
+
+@pytest.mark.parametrize("op", ["BareDispatch", "determine_qparams"])
+def test_ops_without_large_arrays_stay_small(op):
+    cells = compare.parsed(["--op", f"^{op}$", "--dtype", "float32"]).cells
+    assert {case.size for case in cells} == {16}
+
+
 # --- peers ------------------------------------------------------------------------------------
 
 

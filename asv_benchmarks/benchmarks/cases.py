@@ -402,7 +402,14 @@ class Case:
 
     def moved(self, inputs: Inputs, result: Any) -> int:
         """Bytes that must move: every array argument read once, every result written once."""
-        return sum(a.nbytes for a in (*self.arguments(inputs), *arrays(result)) if is_array(a))
+        return sum(a.nbytes for a in filter(is_array, self.arguments(inputs))) + self.written(
+            inputs, result
+        )
+
+    def written(self, inputs: Inputs, result: Any) -> int:
+        """Bytes of the results that are new: an observer gives back what it was given."""
+        given = self.arguments(inputs)
+        return sum(a.nbytes for a in arrays(result) if not any(a is g for g in given))
 
 
 def is_array(value: Any) -> bool:
@@ -440,8 +447,7 @@ class Spec:
 
     def star(self, whole: bool) -> Iterator[Case]:
         """From the centre along each axis; in a usual run not as far."""
-        dtype, layout = self.dtypes[0], self.layouts[0]
-        centre = CENTRE if CENTRE in self.sizes else self.sizes[0]
+        dtype, layout, centre = self.dtypes[0], self.layouts[0], self.centre
         for other in self.layouts:
             if whole or other in USUAL:
                 yield self.cell(dtype, other, centre)
@@ -455,13 +461,17 @@ class Spec:
             for other in self.layouts:
                 yield self.cell(dtype, other, max(self.sizes))
 
+    @property
+    def centre(self) -> int:
+        return CENTRE if CENTRE in self.sizes else self.sizes[0]
+
     def product(self, dtype: str, layout: str, sizes: Sequence[int]) -> Iterator[Case]:
         """Every cell whose dtype and layout match; without a pattern it is the centre."""
         dtypes = [d for d in self.dtypes if re.search(dtype, d)] if dtype else self.dtypes[:1]
         layouts = [k for k in self.layouts if re.search(layout, k)] if layout else self.layouts[:1]
         for d in dtypes:
             for k in layouts:
-                for size in sizes or (CENTRE,):
+                for size in sizes or (self.centre,):
                     yield self.cell(d, k, size)
 
 

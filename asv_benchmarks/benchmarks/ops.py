@@ -15,7 +15,10 @@ THREADS = [n for n in (1, 2) if n <= numba.config.NUMBA_NUM_THREADS]
 
 
 class _Op:
-    """Time, throughput and memory of a call; what is compiled is compiled in `setup`."""
+    """Time, throughput and memory of a call; what is compiled is compiled in `setup`.
+
+    The peak of memory is asv's, of the whole process: the compiler's, mostly.
+    """
 
     params: ClassVar[tuple[list[Any], ...]]
     param_names = ("case", "threads")

@@ -43,6 +43,10 @@ class Work(Case):
     def call(self, inputs: Inputs) -> Call:
         return WORK[self.op].ours(inputs)
 
+    def moved(self, inputs: Inputs, result: Any) -> int:
+        passes = WORK[self.op].passes
+        return passes * inputs.x.nbytes if passes else super().moved(inputs, result)
+
 
 def peer(case: Case, inputs: Inputs) -> Call:
     """PyTorch's version of it."""
@@ -175,6 +179,8 @@ class Job:
     ours: Callable[[Inputs], Call]
     torch: Callable[[Any, Inputs], Call] | None = None
     numpy: Callable[[Plain], Call] | None = None
+    #: How many arrays of the data's size must be read or written, where arguments do not tell.
+    passes: int = 0
 
     def plain(self, p: Plain) -> Call:
         if self.numpy is None:
@@ -192,11 +198,16 @@ WORK = {
     "DynamicQuantizePerToken": Job(
         dynamic_quantize, torch_dynamic_quantize, plain_dynamic_quantize
     ),
-    "AdaroundStep": Job(adaround_step, torch_adaround_step),
+    # The weight, its gradient, V and two moments are read; the soft weight, V and these written.
+    "AdaroundStep": Job(adaround_step, torch_adaround_step, passes=9),
+    # Gradient, parameter and momentum; then the latter two.
     "SGD": Job(
-        optimizer(SGD, lr=1e-3, momentum=0.9), torch_optimizer("SGD", lr=1e-3, momentum=0.9)
+        optimizer(SGD, lr=1e-3, momentum=0.9),
+        torch_optimizer("SGD", lr=1e-3, momentum=0.9),
+        passes=5,
     ),
-    "Adam": Job(optimizer(Adam), torch_optimizer("Adam")),
+    # Gradient, parameter and two moments; then the latter three.
+    "Adam": Job(optimizer(Adam), torch_optimizer("Adam"), passes=7),
     **{
         name: Job(observer(name), torch_observer(name)) for name in (*OBSERVERS, *CHANNEL_OBSERVERS)
     },
