@@ -24,6 +24,9 @@ float8_e5m2: Final = np.dtype(ml_dtypes.float8_e5m2)
 #: What can be quantized, and what codes can be turned back into.
 FLOATS: Final = frozenset({float16, bfloat16, float32, float64})
 
+#: What NumPy's BLAS multiplies, and what sums and training are in.
+SINGLE_AND_DOUBLE: Final[frozenset[DType]] = frozenset({float32, float64})
+
 #: Integer inputs, taken where PyTorch takes them.
 INTEGERS: Final = frozenset(
     np.dtype(t) for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npquant import checks, layout
-from npquant.dtypes import float32, float64
+from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
@@ -110,11 +110,11 @@ def gptq(
     >>> codes
     array([[0, 1]], dtype=int32)
     """
-    w = checks.native(_array(weight, "weight"), "weight", (float32, float64))
+    w = checks.host_array(weight, "weight", SINGLE_AND_DOUBLE)
     if w.ndim != 2:
         raise ValueError(f"weight must have 2 axes, got shape {w.shape}")
     rows, columns = w.shape
-    h = checks.native(_array(gram, "gram"), "gram", (float32, float64)).astype(np.float64)
+    h = checks.host_array(gram, "gram", SINGLE_AND_DOUBLE).astype(np.float64)
     if h.shape != (columns, columns):
         raise ValueError(f"gram must have the shape {(columns, columns)}, got {h.shape}")
     lo, hi = checks.bounds(quant_min, quant_max)
@@ -199,10 +199,3 @@ def _qparams(
     z = checks.parameters(zero_point, "zero_point", shapes, w)
     checks.in_range(z, "zero_point", lo, hi)
     return s.astype(np.float64), checks.int32s(z, "zero_point").astype(np.float64)
-
-
-def _array(value: Any, name: str) -> Array:
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
-    found: Array = checks.array(value, name)
-    return found

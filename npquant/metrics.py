@@ -13,9 +13,10 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.dtypes import INTEGERS
-from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
+
+_KINDS = np.ndarray, np.generic
 
 
 def sqnr(reference: Array, actual: Array) -> float:
@@ -149,7 +150,7 @@ def max_code_difference(reference: Array, actual: Array) -> int:
     """
     allowed = INTEGERS | {d for d in dtypes.BOUNDS if d not in dtypes.FLOAT8}
     a, b = (
-        checks.native(_array(v, n), n, allowed)
+        checks.host_array(v, n, allowed, _KINDS)
         for v, n in ((reference, "reference"), (actual, "actual"))
     )
     _alike(a, b)
@@ -165,17 +166,11 @@ def _log10(v: float) -> float:
 
 def _two(reference: Any, actual: Any) -> tuple[Array, Array]:
     a, b = (
-        checks.floats(_array(v, n), n) for v, n in ((reference, "reference"), (actual, "actual"))
+        checks.host_array(v, n, dtypes.FLOATS, _KINDS)
+        for v, n in ((reference, "reference"), (actual, "actual"))
     )
     _alike(a, b)
     return a, b
-
-
-def _array(value: Any, name: str) -> Array:
-    if not isinstance(value, (np.ndarray, np.generic)):
-        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
-    array: Array = checks.array(value, name)
-    return array
 
 
 def _alike(a: Array, b: Array) -> None:

@@ -12,13 +12,11 @@ import numpy as np
 
 from npquant import backend, checks
 from npquant.arithmetic import copy, full_like, is_array
-from npquant.dtypes import float32, float64
+from npquant.dtypes import SINGLE_AND_DOUBLE
 from npquant.errors import show
 from npquant.state import remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
-
-_PRECISIONS = (float32, float64)
 
 
 class _Optimizer:
@@ -89,7 +87,7 @@ class _Optimizer:
         """The array of a parameter, fit to be updated."""
         name = f"parameters[{i}]"
         given = self.parameters[i]
-        if type(given) is np.ndarray and given.dtype in _PRECISIONS and given.flags.carray:
+        if type(given) is np.ndarray and given.dtype in SINGLE_AND_DOUBLE and given.flags.carray:
             return given
         value = given if is_array(given) else getattr(given, "value", None)
         if not is_array(value):
@@ -97,7 +95,7 @@ class _Optimizer:
                 f"{name} must be a NumPy array or have one as its value, got {show(given)}"
             )
         found: Array = checks.array(value, name)
-        if found.dtype not in _PRECISIONS:
+        if found.dtype not in SINGLE_AND_DOUBLE:
             raise TypeError(f"{name} must have a dtype among float32, float64, got {found.dtype}")
         checks.writeable(found, name)
         return found

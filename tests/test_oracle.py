@@ -363,7 +363,6 @@ BACKWARD = names("learnable_per_tensor_affine_backward", "learnable_per_channel_
 FORWARD = names("fake_quant_per_channel", "fake_quantize_")
 FORWARD = [name for name in FORWARD if "backward" not in name]
 QUANTIZE = [name for name in GOLDEN if name.startswith("quantize_")]
-FLOAT_ZERO_POINT = names("fake_quantize_per_channel_affine")[:2]
 #: A name in the oracle, something wrong to put there, and the ops whose bits must then differ.
 WRONG = [
     ("rint", half_up, [*QUANTIZE, *FORWARD, *BACKWARD]),

@@ -13,7 +13,7 @@ from npquant import autograd as ag
 from npquant import checks
 from npquant.autograd import functional
 from npquant.autograd.rules import RULES
-from npquant.dtypes import float32, float64
+from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
@@ -277,18 +277,14 @@ def _activated(layer: Layer, apply: Callable[..., Any], y: Array) -> Array:
 
 
 def _finite(value: Any, name: str) -> Array:
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
-    x: Array = checks.native(checks.array(value, name), name, (float32,))
+    x: Array = checks.host_array(value, name, (float32,))
     if not np.isfinite(x).all():
         raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
     return x
 
 
 def _matrix(value: Any, name: str, columns: int) -> Array:
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
-    x: Array = checks.native(checks.array(value, name), name, (float32, float64))
+    x: Array = checks.host_array(value, name, SINGLE_AND_DOUBLE)
     if x.shape != (columns, columns):
         raise ValueError(f"{name} must have the shape {(columns, columns)}, got {x.shape}")
     if not np.isfinite(x).all():

@@ -6,7 +6,7 @@ Matrix products are those of NumPy's BLAS. Gradients stand in `rules.py`.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[int, int]
-
-#: What NumPy's BLAS multiplies.
-_FLOATS: Final[frozenset[dtypes.DType]] = frozenset({dtypes.float32, dtypes.float64})
 
 
 def linear(x: Array, w: Array, b: Array | None = None) -> Array:
@@ -680,11 +677,10 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
 
 
 def _floats(value: Any, name: str) -> Array:
-    if type(value) is np.ndarray and value.dtype in _FLOATS:
+    if type(value) is np.ndarray and value.dtype in dtypes.SINGLE_AND_DOUBLE:
         return value
-    if not isinstance(value, (np.ndarray, np.generic)):
-        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
-    x: Array = checks.native(checks.array(value, name), name, _FLOATS)
+    kinds = np.ndarray, np.generic
+    x: Array = checks.host_array(value, name, dtypes.SINGLE_AND_DOUBLE, kinds)
     return x
 
 

@@ -234,51 +234,36 @@ def put_back(
 #: Every step that a tape can apply.
 RULES: Final[dict[Function, Rule]] = dict(
     (
-        # Each with the op that gives the mask, and the one that takes it.
-        straight_through(
-            nq.fake_quantize_per_tensor_affine,
-            nq.fake_quantize_per_tensor_affine_cachemask,
-            nq.fake_quantize_per_tensor_affine_cachemask_backward,
-        ),
-        straight_through(
-            nq.fake_quantize_per_tensor_affine_cachemask,
-            nq.fake_quantize_per_tensor_affine_cachemask,
-            nq.fake_quantize_per_tensor_affine_cachemask_backward,
-        ),
-        straight_through(
-            nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
-            nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
-            nq.fake_quantize_per_tensor_affine_cachemask_backward,
-        ),
-        straight_through(
-            nq.fake_quantize_per_channel_affine,
-            nq.fake_quantize_per_channel_affine_cachemask,
-            nq.fake_quantize_per_channel_affine_cachemask_backward,
-        ),
-        straight_through(
-            nq.fake_quantize_per_channel_affine_cachemask,
-            nq.fake_quantize_per_channel_affine_cachemask,
-            nq.fake_quantize_per_channel_affine_cachemask_backward,
-        ),
-        straight_through(
-            nq.fake_quant_per_channel,
-            nq.fake_quant_per_channel_cachemask,
-            nq.fake_quant_per_channel_backward,
-        ),
-        straight_through(
-            nq.fake_quant_per_channel_cachemask,
-            nq.fake_quant_per_channel_cachemask,
-            nq.fake_quant_per_channel_backward,
-        ),
-        straight_through(
-            nq.fused_moving_avg_obs_fake_quant,
-            nq.fused_moving_avg_obs_fake_quant_cachemask,
-            nq.fake_quantize_per_tensor_affine_cachemask_backward,
-        ),
-        straight_through(
-            nq.fused_moving_avg_obs_fake_quant_cachemask,
-            nq.fused_moving_avg_obs_fake_quant_cachemask,
-            nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        # The op that gives the mask, with the one that takes it and the one without a mask.
+        *(
+            straight_through(op, masked, backward)
+            for backward, masked, *plain in (
+                (
+                    nq.fake_quantize_per_tensor_affine_cachemask_backward,
+                    nq.fake_quantize_per_tensor_affine_cachemask,
+                    nq.fake_quantize_per_tensor_affine,
+                ),
+                (
+                    nq.fake_quantize_per_tensor_affine_cachemask_backward,
+                    nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
+                ),
+                (
+                    nq.fake_quantize_per_channel_affine_cachemask_backward,
+                    nq.fake_quantize_per_channel_affine_cachemask,
+                    nq.fake_quantize_per_channel_affine,
+                ),
+                (
+                    nq.fake_quant_per_channel_backward,
+                    nq.fake_quant_per_channel_cachemask,
+                    nq.fake_quant_per_channel,
+                ),
+                (
+                    nq.fake_quantize_per_tensor_affine_cachemask_backward,
+                    nq.fused_moving_avg_obs_fake_quant_cachemask,
+                    nq.fused_moving_avg_obs_fake_quant,
+                ),
+            )
+            for op in (masked, *plain)
         ),
         # Each with its backward, and the arguments whose gradients that gives.
         with_backward(

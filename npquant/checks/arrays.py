@@ -40,6 +40,13 @@ def array(value: Any, name: str) -> Array:
     return found
 
 
+def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = np.ndarray) -> Array:
+    """`value` as an array of NumPy of one of the `allowed` dtypes, where no kernel takes others."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    return native(array(value, name), name, allowed)
+
+
 def device_array(value: Any, name: str) -> Array | None:
     """An array on a GPU, of whatever library, described for kernels; None if it is none."""
     if not on_device(value):

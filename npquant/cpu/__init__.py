@@ -58,11 +58,9 @@ from npquant.cpu.qparams import (
     choose_per_token_asymmetric,
     choose_symmetric,
     minmax,
-    minmax_finite,
     move,
     observe_fbgemm,
     observe_fbgemm_symmetric,
-    outside,
     step_towards,
 )
 from npquant.cpu.quantize import (
@@ -74,6 +72,7 @@ from npquant.cpu.quantize import (
     quantize_per_tensor,
     quantize_per_token,
 )
+from npquant.cpu.reduce import minmax_finite
 
 __all__ = [
     "adam",
@@ -131,7 +130,6 @@ __all__ = [
     "move",
     "observe_fbgemm",
     "observe_fbgemm_symmetric",
-    "outside",
     "product",
     "quantize_by_division",
     "quantize_by_division_to_float8",

@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import reduce
-from npquant.cpu.reduce import extremes, minmax_finite
+from npquant.cpu.reduce import extremes
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import (
     GRAIN,
@@ -336,22 +336,3 @@ def outside(p: Array, lo: float, hi: float) -> int:
     with np.errstate(invalid="ignore"):
         v = p.astype(np.float64)
         return int(np.argmin((v >= lo) & (v <= hi)))
-
-
-__all__ = [
-    "choose_affine",
-    "choose_fbgemm",
-    "choose_fbgemm_symmetric",
-    "choose_float",
-    "choose_kept_float",
-    "choose_per_token",
-    "choose_per_token_asymmetric",
-    "choose_symmetric",
-    "minmax",
-    "minmax_finite",
-    "move",
-    "observe_fbgemm",
-    "observe_fbgemm_symmetric",
-    "outside",
-    "step_towards",
-]

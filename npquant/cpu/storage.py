@@ -115,7 +115,7 @@ def _reinterpret(result: types.Type) -> Any:
 #: For each type, what reads the bits of a value as one of it.
 reinterpreted: Final = {t: _reinterpret(t) for t in TYPES.values() if t != types.boolean}
 _to = reinterpreted
-_as_float32, _as_float64 = _to[types.float32], _to[types.float64]
+_as_float32 = _to[types.float32]
 _as_int16, _as_int32, _as_int64 = _to[types.int16], _to[types.int32], _to[types.int64]
 _as_uint16, _as_uint32 = _to[types.uint16], _to[types.uint32]
 _as_float16, _as_bfloat16 = _to[FLOAT16], _to[BFLOAT16]
@@ -241,7 +241,7 @@ _WIDEN: Final[dict[types.Type, Any]] = {
     INT2: lambda v: np.float32(np.int32(_as_int32(v) << 30) >> 30),
     UINT4: lambda v: np.float32(_as_int32(v) & 15),
     UINT2: lambda v: np.float32(_as_int32(v) & 3),
-    **{t: lambda v: np.float64(v) for t in (types.int32, types.int64, types.uint32, types.uint64)},
+    **{t: lambda v: np.float64(v) for t in (types.int32, types.int64, types.uint32)},
 }
 
 _FROM_FLOAT32: Final[dict[types.Type, Any]] = {

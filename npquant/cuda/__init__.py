@@ -1,5 +1,6 @@
 """The CUDA backend: every kernel of the CPU, for arrays on a GPU."""
 
+from npquant import cpu
 from npquant.cuda.adaround import (
     adaround_codes,
     adaround_hard,
@@ -58,11 +59,9 @@ from npquant.cuda.qparams import (
     choose_per_token_asymmetric,
     choose_symmetric,
     minmax,
-    minmax_finite,
     move,
     observe_fbgemm,
     observe_fbgemm_symmetric,
-    outside,
     step_towards,
 )
 from npquant.cuda.quantize import (
@@ -74,84 +73,11 @@ from npquant.cuda.quantize import (
     quantize_per_tensor,
     quantize_per_token,
 )
+from npquant.cuda.reduce import minmax_finite
 from npquant.cuda.target import SIMULATED
 from npquant.cuda.transfer import to_device, to_host
 
 if not SIMULATED:
-    from npquant.cuda import storage as _storage  # noqa: F401 (teaches the compiler)
+    from npquant.cuda import storage as _storage  # teaches the compiler
 
-__all__ = [
-    "adam",
-    "adaround_codes",
-    "adaround_hard",
-    "adaround_init",
-    "adaround_regularizer",
-    "adaround_regularizer_backward",
-    "adaround_soft",
-    "adaround_soft_backward",
-    "choose_affine",
-    "choose_fbgemm",
-    "choose_fbgemm_symmetric",
-    "choose_float",
-    "choose_kept_float",
-    "choose_per_token",
-    "choose_per_token_asymmetric",
-    "choose_symmetric",
-    "clip_entropy",
-    "clip_entropy_symmetric",
-    "clip_linear",
-    "clip_mse",
-    "clip_mse_symmetric",
-    "clip_percentile",
-    "clip_percentile_symmetric",
-    "convert",
-    "copy",
-    "count_doubling",
-    "count_linear",
-    "dequantize",
-    "dequantize_promoted",
-    "double",
-    "fake_quantize_decomposed",
-    "fake_quantize_decomposed_by_division",
-    "fake_quantize_decomposed_wide",
-    "fake_quantize_decomposed_wide_by_division",
-    "fake_quantize_float_zero_point",
-    "fake_quantize_half_zero_point",
-    "fake_quantize_learnable",
-    "fake_quantize_learnable_per_tensor",
-    "fake_quantize_per_channel",
-    "fake_quantize_per_channel_by_division",
-    "fake_quantize_per_tensor",
-    "fake_quantize_per_tensor_by_division",
-    "fused_fbgemm",
-    "fused_fbgemm_symmetric",
-    "inverse",
-    "learnable_gradients_per_channel",
-    "learnable_gradients_per_channel_nearest",
-    "learnable_gradients_per_tensor",
-    "learnable_gradients_per_tensor_nearest",
-    "magnitude",
-    "masked_gradient",
-    "minmax",
-    "minmax_finite",
-    "move",
-    "observe_fbgemm",
-    "observe_fbgemm_symmetric",
-    "outside",
-    "product",
-    "quantize_by_division",
-    "quantize_by_division_to_float8",
-    "quantize_per_channel",
-    "quantize_per_tensor",
-    "quantize_per_token",
-    "respread",
-    "sgd",
-    "sgd_decayed",
-    "sgd_momentum",
-    "sgd_momentum_decayed",
-    "squared_difference",
-    "step_towards",
-    "to_device",
-    "to_host",
-    "value",
-]
+__all__ = [*cpu.__all__, "inverse", "to_device", "to_host"]

@@ -11,7 +11,7 @@ from numba import types
 from npquant.cpu.storage import TYPES
 from npquant.cuda.arrays import device
 from npquant.cuda.convert import cast
-from npquant.cuda.reduce import minmax, minmax_finite
+from npquant.cuda.reduce import minmax
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
@@ -129,27 +129,3 @@ class Observe:
 
 observe_fbgemm = Observe(choose_fbgemm)
 observe_fbgemm_symmetric = Observe(choose_fbgemm_symmetric)
-
-
-def outside(p: Any, lo: float, hi: float) -> int:
-    """-1, which says that all is well: to look at `p` would be to wait for the device."""
-    return -1
-
-
-__all__ = [
-    "choose_affine",
-    "choose_fbgemm",
-    "choose_fbgemm_symmetric",
-    "choose_float",
-    "choose_kept_float",
-    "choose_per_token",
-    "choose_per_token_asymmetric",
-    "choose_symmetric",
-    "minmax",
-    "minmax_finite",
-    "move",
-    "observe_fbgemm",
-    "observe_fbgemm_symmetric",
-    "outside",
-    "step_towards",
-]

@@ -611,7 +611,6 @@ def adaround_regularizer_backward(
 
 # --- what they share --------------------------------------------------------------------------
 
-_PRECISIONS = (dtypes.float32, dtypes.float64)
 
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
 _ONE = (1,), ()
@@ -626,7 +625,7 @@ _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtyp
 
 def alone(V: Any) -> Array:
     """V without an input beside it."""
-    return checks.native(checks.array(V, "V"), "V", _PRECISIONS)
+    return checks.native(checks.array(V, "V"), "V", dtypes.SINGLE_AND_DOUBLE)
 
 
 @checks.remembered

@@ -887,10 +887,6 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
     return y
 
 
-#: Dtypes that the sums are rounded to as they are added.
-_SUMS = (dtypes.float32, dtypes.float64)
-
-
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
@@ -905,8 +901,8 @@ def _backward(
     if type(x) is ArraySpec or x.size == 0:
         return y, checks.full(x, u.shape, u.dtype, 0), checks.full(x, v.shape, v.dtype, 0)
     a, b = u.dtype, v.dtype
-    slope = checks.new(x, u.shape, a if a in _SUMS else dtypes.float64)
-    shift = checks.new(x, v.shape, b if b in _SUMS else dtypes.float64)
+    slope = checks.new(x, u.shape, a if a in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
+    shift = checks.new(x, v.shape, b if b in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
     run = getattr(backend.of(x), kernel)
     run(granularity, g, x, s, z, constants, names[2], y, checks.flat(slope), checks.flat(shift))
     return y, checks.rounded_once(slope, a), checks.rounded_once(shift, b)

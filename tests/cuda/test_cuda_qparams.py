@@ -8,7 +8,7 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from simulated import both, upload
+from simulated import both
 
 from npquant import cpu
 from npquant.cuda import qparams
@@ -42,7 +42,3 @@ def test_moves(name):
     ends = LEAST.astype(np.float32), GREATEST.astype(np.float32)
     call = lambda kernel, inputs, outputs: kernel(*inputs, 0.01, *outputs)
     both(getattr(cpu, name), getattr(qparams, name), ends, [e[::-1].copy() for e in ends], call)
-
-
-def test_outside_looks_at_nothing():
-    assert qparams.outside(upload(np.array([np.nan], np.float32)), 0.0, 1.0) == -1

@@ -41,10 +41,7 @@ CUT = tests("ops", "sums_of_channels_however_they_are_cut")
 ANYWHERE = tests("ops", "sums_wherever_a_result_begins")
 NOT_FLAT = tests("ops", "sums_of_what_is_not_flat")
 QPARAMS, DETERMINE = tests("ops", "choose_qparams"), tests("ops", "determine_qparams")
-FUSED, PROMOTED = (
-    tests("ops", "fused"),
-    tests("autograd", "learnable_gradients_have_the_dtypes_of_their_arrays"),
-)
+FUSED = tests("ops", "fused")
 HARD = tests("adaround", "ties_go_up", "hard_and_codes")
 SOFT = tests("adaround", "what_is_cut_off", "soft_backward")
 TIE = tests("ops", "no_guess_is_sure_of_what_is_next_to_a_tie")
