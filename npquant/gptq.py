@@ -130,6 +130,9 @@ def gptq(
             raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
     if w.size == 0:
         return w.copy(), np.empty(w.shape, np.int32)
+    reach = np.abs(h).max()
+    if not 2.0**-500 < reach < 2.0**500:  # its inverse might leave float64; its size is all one
+        h = np.ldexp(h, -np.frexp(reach)[1])
     if np.abs(h - h.T).max() > 1e-3 * np.abs(h).max():
         raise ValueError("gram must be symmetric, got a matrix that is not")
 
@@ -175,7 +178,7 @@ def _of_columns(
     """The scale and the zero point of every element, as views where they repeat."""
     if group_size is not None:
         granularity, shapes = checks.groups(w.shape, group_size, 2, "weight")
-        if axis not in (None, 0):
+        if axis is not None and checks.shaping(axis, "axis") != 0:
             raise ValueError(f"axis must be None or 0 where group_size is given, got {show(axis)}")
         pair = _qparams(w, scale, zero_point, shapes, lo, hi)
         return tuple(np.repeat(p.reshape(shapes[0]), granularity.inner, axis=1) for p in pair)  # type: ignore[return-value]

@@ -1,12 +1,13 @@
 """How far apart two arrays are: what quantization has cost.
 
 Sums are taken in float64, in an order that depends on the shape alone, without a temporary of the
-size of the arrays.
+size of the arrays, but for float64 whose squares leave float64.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,10 @@ def sqnr(reference: Array, actual: Array) -> float:
     20.0
     """
     a, b = _two(reference, actual)
-    signal, noise = cpu.product((a, a)), cpu.squared_difference((a, b))
+    (signal, x), (noise, y) = _scaled(cpu.product, a, a), _scaled(cpu.squared_difference, a, b)
     if signal != signal or noise != noise or signal == noise == 0:
         return math.nan
-    return 10 * (_log10(signal) - _log10(noise))
+    return 10 * (_log10(signal) - _log10(noise) + 2 * (x - y) * _log10(2))
 
 
 def mse(reference: Array, actual: Array) -> float:
@@ -114,10 +115,11 @@ def cosine(reference: Array, actual: Array) -> float:
     0.96
     """
     a, b = _two(reference, actual)
-    lengths = math.sqrt(cpu.product((a, a))) * math.sqrt(cpu.product((b, b)))
+    (u, x), (v, y) = _scaled(cpu.product, a, a), _scaled(cpu.product, b, b)
+    lengths = math.sqrt(u) * math.sqrt(v)
     if lengths == 0:
         return math.nan
-    ratio = cpu.product((a, b)) / lengths
+    ratio = cpu.product((_divided(a, x), _divided(b, y))) / lengths
     return max(-1.0, min(1.0, ratio)) if ratio == ratio else ratio
 
 
@@ -158,6 +160,21 @@ def max_code_difference(reference: Array, actual: Array) -> int:
         low, high = (f(a.astype(object) - b.astype(object)) for f in (np.min, np.max))
         return max(abs(int(low)), abs(int(high)))
     return int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max())
+
+
+def _scaled(total: Callable[..., float], a: Array, b: Array) -> tuple[float, int]:
+    """The sum of squares or products divided by 4**e, and e: 0 unless they leave float64."""
+    found = total((a, b))
+    if 2.0**-900 <= abs(found) < math.inf or dtypes.float64 not in (a.dtype, b.dtype):
+        return found, 0
+    reach = max(abs(float(v)) for x in (a, b) for v in (x.min(), x.max()))
+    e = math.frexp(reach)[1] if 0 < reach < math.inf else 0
+    return total((_divided(a, e), _divided(b, e))), e
+
+
+def _divided(a: Array, e: int) -> Array:
+    """``a / 2**e``."""
+    return np.ldexp(a.astype(np.float64), -e) if e else a
 
 
 def _log10(v: float) -> float:

@@ -6,7 +6,7 @@ The update rules are those of PyTorch 2.13 on a CPU (``torch.optim``, ``foreach=
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class _Optimizer:
     #: The options in the order of the constructor, and the names of the arrays of the state.
     _options: tuple[str, ...]
     _arrays: tuple[str, ...]
+    #: Those of them that are never negative.
+    _squares: tuple[str, ...] = ()
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         try:
@@ -57,7 +59,8 @@ class _Optimizer:
             differ.
         ValueError
             If there is not one gradient for each parameter, or their shapes differ, or a parameter
-            has another shape or dtype than at its last step. Nothing has been updated then.
+            has another shape or dtype than at its last step, or a gradient overlaps its parameter
+            and is not the same array. Nothing has been updated then.
         """
         try:
             given = list(gradients)
@@ -76,7 +79,9 @@ class _Optimizer:
                     raise ValueError(
                         f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
                     )
-                pairs.append((i, value, checks.same(gradient, f"gradients[{i}]", value)))
+                found = checks.same(gradient, f"gradients[{i}]", value)
+                checks.itself_or_apart(value, f"parameters[{i}]", found, f"gradients[{i}]")
+                pairs.append((i, value, found))
         for i, value, gradient in pairs:
             self._update(self._state[i], value, gradient)
 
@@ -162,6 +167,13 @@ class _Optimizer:
         self._state = state
         self.__dict__.update(options)
 
+    def __copy__(self) -> Self:
+        """Another optimizer of the same parameters, with a state of its own."""
+        other = type(self).__new__(type(self))
+        state = [_copied(entry) for entry in self._state]
+        other.__dict__.update(self.__dict__, parameters=list(self.parameters), _state=state)
+        return other
+
     @takes_state
     def __setstate__(self, state: Any) -> None:
         """Take what a pickle or a copy holds, if this class can have such state."""
@@ -190,13 +202,14 @@ class _Optimizer:
         for key in steps:
             if type(parts[key]) is not int:  # what is none is not asked for one
                 raise ValueError(f"{name}[{key!r}] must be an integer, got {seen(parts[key])}")
-            found[key] = parts[key]
-            if found[key] < 1:
-                raise ValueError(f"{name}[{key!r}] must be at least 1, got {found[key]}")
+            found[key] = checks.within(parts[key], f"{name}[{key!r}]", 1, 2**63 - 1)
         for key in self._arrays:
             if not is_array(parts[key]):
                 raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
             found[key] = copy(checks.same(parts[key], f"{name}[{key!r}]", value))
+            known = isinstance(found[key], np.ndarray)  # none is asked for that is on a GPU
+            if key in self._squares and known and (found[key] < 0).any():
+                raise ValueError(f"{name}[{key!r}] must not be negative, a mean of squares")
         return found
 
     def _keys(self) -> tuple[str, ...]:
@@ -335,6 +348,7 @@ class Adam(_Optimizer):
 
     _options = ("lr", "betas", "eps")
     _arrays = ("exp_avg", "exp_avg_sq")
+    _squares = ("exp_avg_sq",)
     lr: float
     betas: tuple[float, float]
     eps: float

@@ -456,12 +456,26 @@ def test_loss():
     output, target = np.array([[1, 2]], F32), np.array([[3, 2]], F32)
     assert loss.reconstruction(output, target) == 2
     assert_same(loss.reconstruction_backward(output, target), np.array([[-2, 0]], F32))
+    alone = loss.reconstruction_backward(output[0, 0:1].reshape(()), target[0, 0:1].reshape(()))
+    assert_same(alone, np.array(-4, F32))
+
+
+@pytest.mark.parametrize(
+    ("n", "output", "target", "gradient"),
+    [(2**26 + 1, 1, -1000, 2 * 1001 / (2**26 + 1)), (4, 40000, -40000, 40000)],
+)
+def test_reconstruction_of_two_bytes_is_rounded_once(n, output, target, gradient):
+    """Both the share of an element and the difference leave float16."""
+    a, b = (np.broadcast_to(np.float16(v), n) for v in (output, target))
+    got = AdaroundLoss(10).reconstruction_backward(a, b)
+    assert_same(got[:3], np.full(3, gradient, np.float16))
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"max_iter": 0}, ValueError),
+        ({"max_iter": 10**400}, ValueError),
         ({"max_iter": 1.5}, TypeError),
         ({"warm_start": 1.0}, ValueError),
         ({"warm_start": -0.1}, ValueError),
@@ -486,6 +500,11 @@ def test_wrong_steps_and_arrays():
             call(0, v.astype(np.float16))
     with pytest.raises(ValueError, match="target"):
         loss.reconstruction(v, v[:2])
+    for call in (loss.reconstruction, loss.reconstruction_backward):
+        with pytest.raises(TypeError, match="output must be a NumPy array, got"):
+            call(nq.ArraySpec((3,), F32), v)
+    with pytest.raises(TypeError, match="V must be"):
+        loss.regularizer(5, nq.ArraySpec((3,), F32))
     with pytest.raises(TypeError, match="target"):
         loss.reconstruction_backward(v, v.astype(F64))
     with pytest.raises(ValueError, match="output"):

@@ -110,6 +110,8 @@ def test_arguments_are_only_read_and_repeat():
     assert_same(gptq(*laid, s, z, *BITS, order="activation"), first)
     big = gptq(weight, gram * 1024, s, z, *BITS, order="activation")
     assert_same(big, first, "the size of the Gram matrix makes no difference")
+    for size in (2.0**-900, 2.0**900):
+        assert_same(gptq(weight, gram * size, s, z, *BITS, order="activation"), first, size)
 
 
 def test_dtypes_and_no_elements():
@@ -164,8 +166,9 @@ def test_wrong_arguments(name, value, error):
 def test_groups_stand_in_place_of_an_axis():
     s, z = np.ones((4, 2), F32), np.zeros((4, 2), int)
     gptq(WEIGHT, GRAM, s, z, *BITS, axis=None, group_size=4)
-    with pytest.raises(ValueError, match="axis"):
-        gptq(WEIGHT, GRAM, s, z, *BITS, axis=1, group_size=4)
+    for wrong in (1, np.array([0, 1])):
+        with pytest.raises((TypeError, ValueError), match="axis"):
+            gptq(WEIGHT, GRAM, s, z, *BITS, axis=wrong, group_size=4)
 
 
 def test_without_damping_a_singular_matrix_is_refused():

@@ -89,6 +89,16 @@ def test_limits():
     assert mse(one, np.array([np.inf, 0])) == math.inf
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200, 2.0**1023, 5e-324])
+def test_squares_that_leave_float64(size):
+    """Four roundings of half an ulp each; of a sum of logarithms near 600, those of its terms."""
+    u, v = np.array([size, size, 0]), np.array([size, 0, 0])
+    assert sqnr(u, v) == pytest.approx(10 * math.log10(2), rel=2**-40)
+    for other in (v, np.array([1, 0, 0], F32)):
+        assert cosine(u, other) == pytest.approx(math.sqrt(0.5), rel=2**-51)
+    assert math.isnan(sqnr(0 * u, 0 * v))
+
+
 def test_codes():
     assert max_code_difference(np.array([-128], np.int8), np.array([127], np.int8)) == 255
     assert max_code_difference(np.array([0], np.uint8), np.array([255], np.uint8)) == 255

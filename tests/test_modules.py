@@ -168,6 +168,22 @@ def test_parameters_pass(axis):
             assert (gw != 0).sum() > 0
 
 
+def test_an_observer_passes_parameters():
+    w = ag.Parameter(data((4, 6)))
+    with ag.Tape() as tape:
+        observer = MinMaxObserver()
+        assert tape.apply(observer, w) is w
+    assert observer.max_val == w.value.max()
+
+
+def test_an_estimate_that_fails_changes_nothing():
+    module = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype="int8", init="lsq+")
+    before = tuple(module.state_dict().values())
+    with pytest.raises(ValueError, match="x must not have a NaN"):
+        module(np.array([np.nan, 1], F32))
+    assert_same(tuple(module.state_dict().values()), before)
+
+
 def _adaround(module):
     return isinstance(module, AdaroundFakeQuantizer)
 
@@ -834,6 +850,12 @@ ERRORS = [
     (lambda: LearnableFakeQuantize(MinMaxObserver, zero_point=np.inf), ValueError, "must be finit"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=0), ValueError, "-1 or positive"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=2.5), TypeError, "channel_len must"),
+    (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=2**70), ValueError, "channel_len m"),
+    (
+        lambda: LearnableFakeQuantize(MinMaxObserver, zero_point=1e300),
+        ValueError,
+        "zero_point must",
+    ),
     (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=2), ValueError, "channel_len must"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, init="mse"), ValueError, "init must be one of"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, per_token=True), ValueError, "must have chan"),

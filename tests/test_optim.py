@@ -341,6 +341,29 @@ def test_a_wrong_gradient_changes_nothing(rule, gradient, error):
     assert optimizer.state_dict()["state"] == {}
 
 
+@by_rule
+def test_a_gradient_that_overlaps_its_parameter(rule):
+    memory = np.arange(1.0, 5.0)
+    optimizer = MAKE[rule]([memory[1:]])
+    with pytest.raises(ValueError, match=r"gradients\[0\] must be parameters\[0\] itself or not"):
+        optimizer.step([memory[:-1]])
+    assert_same(memory, np.arange(1.0, 5.0))
+    same, apart = np.arange(1.0, 5.0), np.arange(1.0, 5.0)
+    MAKE[rule]([same]).step([same])
+    MAKE[rule]([apart]).step([apart.copy()])
+    assert_same(same, apart)
+
+
+def test_a_state_of_adam_that_cannot_be():
+    optimizer = Adam([np.ones(2)])
+    optimizer.step([np.ones(2)])
+    state = optimizer.state_dict()
+    for change in ({"exp_avg_sq": np.array([1.0, -1.0])}, {"step": 2**63}, {"step": 10**400}):
+        wrong = state | {"state": {0: state["state"][0] | change}}
+        with pytest.raises(ValueError, match=f"state.*{next(iter(change))}"):
+            Adam([np.ones(2)]).load_state_dict(wrong)
+
+
 def test_wrong_gradients():
     optimizer = SGD([np.ones(3, F32)], lr=1)
     for wrong, error in ((None, TypeError), ([], ValueError), ([None, None], ValueError)):

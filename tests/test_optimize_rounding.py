@@ -278,6 +278,16 @@ def test_batches_are_rows_and_all_of_them_in_turn():
 # --- reproducible, and never worse ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+def test_rows_that_judge_are_integers_of_any_dtype(dtype):
+    held_out, options = np.array([1, 7, 7]), {"steps": 3, "rng": 0}
+    args = Linear(W), GRID, X
+    expected = optimize_rounding(*args, held_out=held_out, **options)
+    got = optimize_rounding(*args, held_out=held_out.astype(dtype), **options)
+    assert got.weight.tobytes() == expected.weight.tobytes()
+    assert got.report == expected.report
+
+
 def test_a_seed_gives_the_same_bits():
     x, w = correlated(0, 200, 16), normal(1, 8, 16)
     layer, grid = Linear(w, activation=ag.relu), per_channel(w)
@@ -478,6 +488,9 @@ ERRORS = {
     "an activation that is none": (
         {"layers": Linear(W, activation=np.tanh)}, TypeError,
         "layers[0].activation must be a step of npquant.autograd"),
+    "a function that drops rows": (
+        {"layers": [lambda v: v[:1], Linear(W)]}, ValueError,
+        "layers[0] must give as many rows as it takes, 20, got 1"),
     "grids too many": ({"grids": [GRID, GRID]}, ValueError, "grids must be 1, one for each layer"),
     "grids no sequence": ({"grids": 3}, TypeError, "grids must be a Grid or a sequence, got 3"),
     "a grid that is none": ({"grids": [3]}, TypeError, "grids[0] must be a Grid, got 3"),
@@ -531,8 +544,9 @@ ERRORS = {
     "a Gram with NaN": (
         {"inputs": Gram(GRAM * np.float32(np.nan))}, ValueError, "inputs.inputs must be finite"),
     "gram a word": ({"gram": "yes"}, TypeError, "gram must be a number, got 'yes'"),
-    "batch_size": ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-    "steps": ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+    "batch_size": ({"batch_size": 0}, ValueError, "batch_size must lie within 1.."),
+    "steps": ({"steps": 0}, ValueError, "steps must lie within 1.."),
+    "steps by far": ({"steps": 10**400}, ValueError, "steps must lie within 1.."),
     "steps half": ({"steps": 1.5}, TypeError, "steps must be an integer, got 1.5"),
     "lr": ({"lr": -1}, ValueError, "lr must be at least 0.0, got -1.0"),
     "reg_param": ({"reg_param": np.nan}, ValueError, "reg_param must be finite"),

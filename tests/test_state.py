@@ -192,6 +192,74 @@ def test_a_copy_is_another(name):
         assert_same(array, before[key], key)
 
 
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        # What was infinite is replaced, while the other end is averaged; constant 1 rounds.
+        (FusedMovingAvgObsFakeQuantize, ([5, np.inf], [1, 2])),
+        (
+            lambda: FakeQuantize(
+                MovingAverageMinMaxObserver, is_dynamic=True, averaging_constant=1.0
+            ),
+            ([-1321048.625, 6404226.5], [0.1049, 0.1049]),
+        ),
+    ],
+)
+def test_moving_ends_that_have_crossed(make, batches):
+    module = make()
+    for batch in batches:
+        module(np.array(batch, F32))
+    seen = module.activation_post_process
+    assert seen.min_val > seen.max_val
+    loaded = make()
+    loaded.load_state_dict(module.state_dict())
+    for other in (loaded, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert_same(_values(other), _values(module))
+    plain = MinMaxObserver()
+    with pytest.raises(ValueError, match=r"'min_val'\] must not exceed"):
+        plain.load_state_dict(seen.state_dict())
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, 0.9), Adam])
+def test_a_copy_of_an_optimizer_steps_by_itself(make):
+    value = np.ones(3)
+    optimizer = make([value])
+    optimizer.step([value])
+    before = optimizer.state_dict()
+    other = copy.copy(optimizer)
+    assert other.parameters[0] is value
+    other.step([np.ones(3)])
+    for key, array in before["state"][0].items():
+        assert np.array_equal(optimizer.state_dict()["state"][0][key], array)
+        assert not np.array_equal(other.state_dict()["state"][0][key], array)
+
+
+COUNTING = [HistogramObserver, PercentileObserver, MSEObserver, EntropyObserver]
+
+
+@pytest.mark.parametrize("make", COUNTING)
+def test_counts_and_extremes_belong_together(make):
+    observer = make(bins=64, **SMALL)
+    empty = observer.state_dict()
+    observer(np.array([1, 2], F32))
+    state = observer.state_dict()
+    counts = state["histogram"]
+    for change in (
+        {"min_val": np.array(np.nan, F32)},
+        {"min_val": np.array(-np.inf, F32)},
+        {"histogram": np.zeros_like(counts)},
+        {"histogram": np.full_like(counts, 2**62)},
+        {"min_val": empty["min_val"], "max_val": empty["max_val"]},
+    ):
+        with pytest.raises(ValueError, match="state_dict"):
+            make(bins=64, **SMALL).load_state_dict(state | change)
+    make(bins=64, **SMALL).load_state_dict(state)
+
+
+def _values(module):
+    return tuple(module.state_dict().values())
+
+
 def _arrays(module):
     return [(key, m._get(name)) for key, m, name in module._state("")]
 

@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks, cpu
+from npquant import checks, cpu, dtypes
 from npquant.errors import show
+from npquant.meta import ArraySpec
 from npquant.ops.adaround import adaround_regularizer, adaround_regularizer_backward, alone
 
 Array = np.ndarray[Any, Any]
+
+#: As a float64 counts them.
+MOST_STEPS = 2**53
 
 
 class AdaroundLoss:
@@ -76,9 +80,7 @@ class AdaroundLoss:
         beta_range: tuple[float, float] = (20, 2),
         reg_param: float = 0.001,
     ) -> None:
-        self.max_iter = checks.shaping(max_iter, "max_iter")
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got {show(max_iter)}")
+        self.max_iter = checks.within(max_iter, "max_iter", 1, MOST_STEPS)
         self.warm_start = checks.at_least(warm_start, "warm_start", 0.0)
         if self.warm_start >= 1:
             raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
@@ -109,9 +111,7 @@ class AdaroundLoss:
         ValueError
             If `step` is not within 0..max_iter - 1.
         """
-        n = checks.shaping(step, "step")
-        if not 0 <= n < self.max_iter:
-            raise ValueError(f"step must lie within 0..{self.max_iter - 1}, got {show(step)}")
+        n = checks.within(step, "step", 0, self.max_iter - 1)
         warm = self.warm_start * self.max_iter
         if n < warm:
             return None
@@ -141,7 +141,7 @@ class AdaroundLoss:
         ValueError
             If `step` is not within 0..max_iter - 1.
         """
-        beta, v = self.beta(step), alone(V)
+        beta, v = self.beta(step), _decider(V)
         return 0.0 if beta is None else self.reg_param * float(adaround_regularizer(v, beta))
 
     def regularizer_backward(self, step: int, V: Array, *, out: Array | None = None) -> Array:
@@ -168,7 +168,7 @@ class AdaroundLoss:
         ValueError
             If `step` is not within 0..max_iter - 1, or `out` does not fit.
         """
-        beta, v = self.beta(step), alone(V)
+        beta, v = self.beta(step), _decider(V)
         gradient: Array
         if beta is not None:
             gradient = adaround_regularizer_backward(v, beta, self.reg_param, out=out)
@@ -211,7 +211,8 @@ class AdaroundLoss:
         Returns
         -------
         ndarray
-            ``2 / size * (output - target)``, of their shape and dtype.
+            ``2 / size * (output - target)``, of their shape and dtype; two-byte floats are computed
+            in float32 and rounded once.
 
         Raises
         ------
@@ -221,13 +222,22 @@ class AdaroundLoss:
             If their shapes differ, or there are no elements.
         """
         a, b = _pair(output, target)
-        gradient: Array = a - b
-        gradient *= a.dtype.type(2 / a.size)
-        return gradient
+        compute = dtypes.compute(a.dtype)
+        gradient = np.empty(a.shape, compute)
+        np.subtract(a.astype(compute), b.astype(compute), out=gradient)
+        gradient *= compute.type(2 / a.size)
+        return gradient.astype(a.dtype, copy=False)
+
+
+def _decider(V: Any) -> Array:
+    v: Array = alone(V)
+    if type(v) is ArraySpec:
+        raise TypeError(f"V must be an array with values, got {v}")
+    return v
 
 
 def _pair(output: Any, target: Any) -> tuple[Array, Array]:
-    a = checks.floats(output, "output")
+    a = checks.host_array(output, "output", dtypes.FLOATS)
     b = checks.same(target, "target", a)
     if a.size == 0:
         raise ValueError(f"output must have elements, got shape {a.shape}")

@@ -24,7 +24,7 @@ from npquant.adaround.layers import (
     checked_rows,
     outputs,
 )
-from npquant.adaround.loss import AdaroundLoss
+from npquant.adaround.loss import MOST_STEPS, AdaroundLoss
 from npquant.errors import show
 from npquant.optim import Adam
 
@@ -222,9 +222,11 @@ def optimize_rounding(
     chain, grid_of = _checked_layers(layers, grids, single)
     options = _Options(
         gram=checks.switch(gram, "gram"),
-        batch_size=_positive(batch_size, "batch_size"),
+        batch_size=checks.within(batch_size, "batch_size", 1, MOST_STEPS),
         lr=checks.at_least(lr, "lr", 0.0),
-        loss=AdaroundLoss(_positive(steps, "steps"), warm_start, beta_range, reg_param),
+        loss=AdaroundLoss(
+            checks.within(steps, "steps", 1, MOST_STEPS), warm_start, beta_range, reg_param
+        ),
         stop_undecided=checks.at_least(stop_undecided, "stop_undecided", 0.0),
         keep=checks.option(keep, "keep", KEEP),
         rng=_generator(rng),
@@ -396,6 +398,11 @@ def _from_rows(
             following = outputs(layer, x, done[-1].weight)
         else:
             following = outputs(layer, x)
+            if len(following) != len(x):
+                raise ValueError(
+                    f"layers[{i}] must give as many rows as it takes, {len(x)}, got "
+                    f"{len(following)}"
+                )
         f = following if x is f and not isinstance(layer, Layer) else outputs(layer, f)
         x = following
     return done
@@ -517,7 +524,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
         if len(judging) and (judging.min() < 0 or judging.max() >= rows):
             raise ValueError(f"held_out must lie within 0..{rows - 1}, got {judging.min()}.."
                              f"{judging.max()}")  # fmt: skip
-        judging = np.unique(judging)
+        judging = np.unique(judging).astype(np.intp)
     else:
         share = 0.2 if held_out is None else checks.at_least(held_out, "held_out", 0.0)
         if share >= 1:
@@ -528,13 +535,6 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
     if len(learned) == 0:
         raise ValueError(f"held_out must leave a row of {rows} to learn from, got {show(held_out)}")
     return learned, judging
-
-
-def _positive(value: Any, name: str) -> int:
-    n = checks.shaping(value, name)
-    if n < 1:
-        raise ValueError(f"{name} must be at least 1, got {show(value)}")
-    return n
 
 
 def _generator(rng: Any) -> np.random.Generator:

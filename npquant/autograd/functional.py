@@ -16,6 +16,9 @@ from npquant.errors import show
 Array = np.ndarray[Any, Any]
 Pair = tuple[int, int]
 
+#: Of what images have along an axis.
+_MOST = 2**31 - 1
+
 
 def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     """Multiply rows by a matrix of weights, and add a bias.
@@ -618,11 +621,12 @@ def correlation(
     """The arguments of `conv2d`, checked."""
     x = images(x)
     w = _like(w, "w", x)
-    step, pad, g = _pair(stride, "stride", 1), _pair(padding, "padding", 0), _groups(groups)
-    if w.ndim != 4 or w.shape[1] * g != x.shape[1] or w.shape[0] % g:
+    step, pad = _pair(stride, "stride", 1), _pair(padding, "padding", 0)
+    g = checks.within(groups, "groups", 1, _MOST)
+    if w.ndim != 4 or w.shape[1] * g != x.shape[1] or w.shape[0] % g or not len(w):
         raise ValueError(
-            f"w must have the shape (K, {x.shape[1]} / groups, h, w) with K and {x.shape[1]} "
-            f"divisible by groups, got {w.shape} and groups {g}"
+            f"w must have the shape (K, {x.shape[1]} / groups, h, w) with K positive, and K and "
+            f"{x.shape[1]} divisible by groups, got {w.shape} and groups {g}"
         )
     return x, w, step, pad, g
 
@@ -630,6 +634,8 @@ def correlation(
 def pooling(x: Any, kernel_size: Any, stride: Any, padding: Any) -> tuple[Array, Pair, Pair, Pair]:
     """The arguments of `max_pool2d`, checked."""
     x = images(x)
+    if 0 in x.shape[2:]:
+        raise ValueError(f"x must have images of at least 1 x 1, got shape {x.shape}")
     kernel = _pair(kernel_size, "kernel_size", 1)
     step = kernel if stride is None else _pair(stride, "stride", 1)
     pad = _pair(padding, "padding", 0)
@@ -694,10 +700,10 @@ def _like(value: Any, name: str, x: Array) -> Array:
 def _two(x: Any, y: Any) -> tuple[Any, Any]:
     """Two arrays of one dtype, or an array and a number."""
     if _is_number(y):
-        return _floats(x, "x"), y
+        return _floats(x, "x"), checks.number(y, "y")
     y = _floats(y, "y")
     if _is_number(x):
-        return x, y
+        return checks.number(x, "x"), y
     x = _like(x, "x", y)
     _broadcast(x.shape, y.shape, x, y)
     return x, y
@@ -729,17 +735,8 @@ def _pair(value: Any, name: str, least: int) -> Pair:
     both = value if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise ValueError(f"{name} must be an integer or two, got {show(value)}")
-    first, second = (checks.integer(v, name) for v in both)
-    if first < least or second < least:
-        raise ValueError(f"{name} must be at least {least}, got {show(value)}")
+    first, second = (checks.within(v, name, least, _MOST) for v in both)
     return first, second
-
-
-def _groups(value: Any) -> int:
-    groups = checks.integer(value, "groups")
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, got {groups}")
-    return groups
 
 
 def _mean(terms: Array, x: Array) -> Array:

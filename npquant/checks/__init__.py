@@ -13,6 +13,7 @@ from npquant.checks.arrays import (
     floats,
     full,
     host_array,
+    itself_or_apart,
     native,
     new,
     on_device,
@@ -50,6 +51,7 @@ from npquant.checks.numbers import (
     bounds_of,
     bounds_with_steps,
     finite,
+    finite_float32,
     group_size_of,
     integer,
     number,
@@ -59,6 +61,7 @@ from npquant.checks.numbers import (
     shaping,
     switch,
     tensor_numbers,
+    within,
     zero_point_inside,
     zero_point_number,
 )

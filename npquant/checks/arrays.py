@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import combinations
 from typing import Any
 
@@ -163,14 +163,15 @@ def output(
     together(x, y, "out")
     if type(y) is not ArraySpec:
         writeable(y, "out")
+    itself_or_apart(x, "input", y, "out")
     if type(y) is np.ndarray:
-        if y is not x and _share_memory(x, y) and not _same_elements(x, y):
-            raise ValueError("out must be input itself or not overlap it, got an overlapping array")
         for i, other in enumerate(others):
             if isinstance(other, np.ndarray) and _share_memory(other, y):
                 raise ValueError(f"out must be apart from {names[i]}, got an overlapping array")
     elif type(y) is not ArraySpec:
-        _apart_on_device(x, y, zip(names, others, strict=True))
+        for name, other in zip(names, others, strict=True):
+            if on_device(other) and array(other, name).overlaps(y):
+                raise ValueError(f"out must be apart from {name}, got an overlapping array")
     return out  # itself, though it be a memory map
 
 
@@ -187,6 +188,21 @@ def overlap(a: Array, b: Array) -> bool:
     if type(a) is not type(b) or type(a) is ArraySpec:
         return False
     return np.may_share_memory(a, b) if type(a) is np.ndarray else a.overlaps(b)
+
+
+def itself_or_apart(x: Array, name: str, y: Array, other: str) -> None:
+    """Refuse two arrays that share elements, unless they share them all in the same places."""
+    if y is x or type(y) is ArraySpec:
+        return
+    if type(y) is np.ndarray:
+        wrong = _share_memory(x, y) and not _same_elements(x, y)
+    else:  # on a GPU, where memory that interleaves counts as overlapping
+        alike = (x.pointer, x.strides, x.dtype.itemsize) == (y.pointer, y.strides, y.dtype.itemsize)
+        wrong = not alike and x.overlaps(y)
+    if wrong:
+        raise ValueError(
+            f"{other} must be {name} itself or not overlap it, got an overlapping array"
+        )
 
 
 def refuse_overlap(names: tuple[str, ...], arrays: tuple[Array, ...]) -> None:
@@ -299,16 +315,6 @@ def _same_elements(x: Any, y: Any) -> bool:
         and x.itemsize == y.itemsize
         and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )
-
-
-def _apart_on_device(x: Array, y: Array, others: Iterable[tuple[str, Array]]) -> None:
-    """The same of arrays on a GPU; those whose memory interleaves count as overlapping."""
-    alike = (x.pointer, x.strides, x.dtype.itemsize) == (y.pointer, y.strides, y.dtype.itemsize)
-    if not alike and x.overlaps(y):
-        raise ValueError("out must be input itself or not overlap it, got an overlapping array")
-    for name, other in others:
-        if on_device(other) and array(other, name).overlaps(y):
-            raise ValueError(f"out must be apart from {name}, got an overlapping array")
 
 
 def _share_memory(x: Any, y: Any) -> bool:

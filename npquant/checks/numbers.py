@@ -68,6 +68,14 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
         raise ValueError(f"{name} must fit a float64, got {show(value)}") from None
 
 
+def finite_float32(value: Any, name: str) -> float:
+    """A number that stays finite in float32, in which it is used."""
+    v = number(value, name)
+    if not abs(v) < _BEYOND_FLOAT32:
+        raise ValueError(f"{name} must be finite in float32, got {v}")
+    return v
+
+
 def scale_number(value: Any, name: str = "scale", kind: type | None = None) -> float:
     """A scale: positive and finite."""
     scale = number(value, name, kind)
@@ -225,6 +233,14 @@ def shaping(value: Any, name: str) -> int:
     if type(value) is ArraySpec:
         raise TypeError(f"{name} must be an integer, got {value}")
     return integer(value, name)
+
+
+def within(value: Any, name: str, least: int, greatest: int) -> int:
+    """An integer between two, which count as well."""
+    n = shaping(value, name)
+    if not least <= n <= greatest:
+        raise ValueError(f"{name} must lie within {least}..{greatest}, got {show(n)}")
+    return n
 
 
 def axis_of(axis: Any, x: Array, name: str = "axis") -> int:

@@ -151,13 +151,13 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         self.init = checks.option(init, "init", INITS)
         if self.per_token or self.group_size is not None:
             self._check_rows()
-        self.channel_len = checks.shaping(channel_len, "channel_len")
-        if self.channel_len != -1 and self.channel_len < 1:
-            raise ValueError(f"channel_len must be -1 or positive, got {show(channel_len)}")
+        self.channel_len = checks.within(channel_len, "channel_len", -1, 2**31 - 1)
+        if self.channel_len == 0:
+            raise ValueError("channel_len must be -1 or positive, got 0")
         if self.channel_len > 1 and not self.is_per_channel:
             raise ValueError(f"channel_len must be -1 or 1 for {self.qscheme}, got {channel_len}")
         count = max(self.channel_len, 1)
-        s, z = checks.scale_float32(scale, "scale"), checks.finite(zero_point, "zero_point")
+        s, z = checks.scale_float32(scale, "scale"), checks.finite_float32(zero_point, "zero_point")
         self.scale = Parameter(np.full(count, s, _FLOAT), "scale")
         self.zero_point = Parameter(np.full(count, z, _FLOAT), "zero_point")
         self.bitwidth = int(math.log2(self.quant_max - self.quant_min + 1))
@@ -364,21 +364,23 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             raise ValueError(
                 f"channel_len must be the number of channels, {count}, got {self.channel_len}"
             )
+        if self.init != "observer" and not isinstance(x, np.ndarray):
+            raise TypeError(f"x must be a NumPy array to estimate by {self.init!r}, got {show(x)}")
+        found = None if self.init == "observer" else self._chosen(seen)
         observer(seen)
         if observer._unset:
             return
-        if self.init != "observer" and not isinstance(x, np.ndarray):
-            raise TypeError(f"x must be a NumPy array to estimate by {self.init!r}, got {show(x)}")
-        if self.init == "observer":
-            scale, zero_point = observer.calculate_qparams()
-        elif self.init == "lsq":
-            scale, zero_point = self._lsq(self._channels(seen)), self._zero_point()
-        elif self._symmetric:
-            scale, zero_point = self._lsq_plus(self._channels(seen)), self._zero_point()
-        else:
-            scale, zero_point = self._least_error(seen)
+        scale, zero_point = found or observer.calculate_qparams()
         self.scale.value = astype(scale, _FLOAT)
         self.zero_point.value = astype(zero_point, _FLOAT)
+
+    def _chosen(self, x: Array) -> tuple[Array, Array]:
+        """Scale and zero point by the rule that `init` names."""
+        if self.init == "lsq":
+            return self._lsq(self._channels(x)), self._zero_point()
+        if self._symmetric:
+            return self._lsq_plus(self._channels(x)), self._zero_point()
+        return self._least_error(x)
 
     def _rows(self, x: Array) -> Array:
         """What the observer sees: tokens and groups as rows."""

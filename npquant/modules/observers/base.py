@@ -25,7 +25,7 @@ from npquant.arithmetic import (
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Module, check_shape
+from npquant.modules.module import Array, Module, check_shape, value_of
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -68,6 +68,8 @@ class Observer(Module):
 
     #: Why observers of a class cannot be merged, if they cannot.
     _unmergeable: ClassVar[str] = ""
+    #: Whether the ends move each by itself, so that the least may come to exceed the greatest.
+    _ends_may_cross: ClassVar[bool] = False
 
     ch_axis: int | None = None
     eps: Array
@@ -141,7 +143,7 @@ class Observer(Module):
 
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Observe `x` and return it; empty arrays and specs leave no trace."""
-        data = checks.real(x, "x")
+        data = checks.real(value_of(x), "x")
         if self.ch_axis is not None:
             axis = checks.axis_of(self.ch_axis, data, "ch_axis")
             granularity = layout.per_channel(data.shape, axis)
@@ -209,16 +211,16 @@ class Observer(Module):
             choose, code = lib.choose_symmetric, np.dtype(np.int64)
         else:
             choose, code = lib.choose_affine, dtypes.int32
-        shape, _ = kind(least)
+        shape, precision = kind(least)
         scale, zero_point = empty(least, shape, FLOAT), empty(least, shape, code)
         choose(
             least, greatest, (self.quant_min, self.quant_max), float(self.eps[0]), self._middle,
-            "float32", scale, zero_point,
+            precision.name, scale, zero_point,
         )  # fmt: skip
         return scale, zero_point
 
     def _range(self) -> tuple[Array, Array]:
-        """The range that the qparams cover, one element a channel."""
+        """The range that the qparams cover, one element a channel, in the dtype to compute in."""
         return flat(self.min_val), flat(self.max_val)
 
     # --- merging and state --------------------------------------------------------------------
@@ -269,7 +271,7 @@ class Observer(Module):
             check_shape(prefix + name, array, ((1,) if name == "eps" else shape,))
         least, greatest = state["min_val"], state["max_val"]
         wrong = (least > greatest) & ~((least == math.inf) & (greatest == -math.inf))
-        if wrong.any():
+        if wrong.any() and not self._ends_may_cross:
             raise ValueError(
                 f"state_dict[{prefix + 'min_val'!r}] must not exceed max_val, got "
                 f"{show(least)} and {show(greatest)}"
@@ -318,19 +320,25 @@ def widen_range(observer: Observer, least: Array, greatest: Array) -> None:
     observer._set_range(least, greatest)
 
 
-def within(value: Any, name: str, least: int, greatest: int) -> int:
-    n = checks.shaping(value, name)
-    if not least <= n <= greatest:
-        raise ValueError(f"{name} must lie within {least}..{greatest}, got {show(n)}")
-    return n
-
-
 def uniform(dtype: dtypes.DType) -> None:
     """Refuse float8, whose codes are not evenly spaced."""
     if dtype in dtypes.FLOAT8:
         raise TypeError(f"dtype must be one of evenly spaced codes, got {dtype}")
 
 
-def check_counts(key: str, counts: Array) -> None:
+def check_counts(prefix: str, state: Mapping[str, Array]) -> None:
+    """Counts are of what was seen, and the extremes of counted values are finite."""
+    counts, least, greatest = state["histogram"], state["min_val"], state["max_val"]
+    name = f"state_dict[{prefix + 'histogram'!r}]"
     if not ((counts >= 0) & (counts < math.inf)).all():
-        raise ValueError(f"state_dict[{key!r}] must have finite counts, none of them negative")
+        raise ValueError(f"{name} must have finite counts, none of them negative")
+    if not (counts.sum(axis=-1, dtype=np.float64) < 2.0**63).all():
+        raise ValueError(f"{name} must have counts whose sum an int64 holds")
+    nothing = (least == math.inf) & (greatest == -math.inf)
+    if not (nothing | np.isfinite(least) & np.isfinite(greatest)).all():
+        raise ValueError(
+            f"state_dict[{prefix + 'min_val'!r}] must be finite, as max_val, or inf and that -inf "
+            f"where nothing was seen, got {show(least)} and {show(greatest)}"
+        )
+    if (counts.any(axis=-1) == nothing).any():
+        raise ValueError(f"{name} must have counts where something was seen, and only there")

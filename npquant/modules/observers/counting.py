@@ -20,7 +20,6 @@ from npquant.modules.observers.base import (
     finite_extremes,
     uniform,
     widen_range,
-    within,
 )
 
 #: No bound is less than 2**this: float32 holds 1 / width for it, with the most bins.
@@ -47,7 +46,7 @@ class _CountingObserver(Observer):
         self, bins: int, ch_axis: int | None, dtype: Any, qscheme: str | None, reduce_range: bool,
         quant_min: int | None, quant_max: int | None, eps: float,
     ) -> None:  # fmt: skip
-        self.bins = within(bins, "bins", 16, 2**24)
+        self.bins = checks.within(bins, "bins", 16, 2**24)
         if self.bins & (self.bins - 1):
             raise ValueError(f"bins must be a power of two, got {self.bins}")
         self.ch_axis = None if ch_axis is None else checks.shaping(ch_axis, "ch_axis")
@@ -104,7 +103,9 @@ class _CountingObserver(Observer):
             self._counts(), width, least, greatest, (self.quant_min, self.quant_max), self._middle,
             option, low, high,
         )  # fmt: skip
-        return low, high
+        with np.errstate(over="ignore"):
+            fits = np.isfinite(high - low).all()
+        return (low, high) if fits else (low.astype(np.float64), high.astype(np.float64))
 
     def _method(self, lib: Any) -> tuple[Any, Any, float]:
         """The kernels for the affine and the symmetric schemes, and their number."""
@@ -122,7 +123,7 @@ class _CountingObserver(Observer):
         histogram = rest.pop("histogram")
         super()._check_state(prefix, rest)
         check_shape(prefix + "histogram", histogram, ((*state["min_val"].shape, self.bins),))
-        check_counts(prefix + "histogram", histogram)
+        check_counts(prefix, state)
         wanted = _exponents(state["min_val"], state["max_val"])
         if not ((state["exponent"] >= wanted) & (state["exponent"] <= 128)).all():
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import backend, dtypes
+from npquant import backend, checks, dtypes
 from npquant.layout import Granularity
 from npquant.modules.module import Array, check_shape
 from npquant.modules.observers.base import (
@@ -18,7 +18,6 @@ from npquant.modules.observers.base import (
     check_counts,
     finite_extremes,
     uniform,
-    within,
 )
 
 
@@ -119,8 +118,8 @@ class HistogramObserver(Observer):
         is_dynamic: bool = False,
         upsample_rate: int = 16,
     ) -> None:
-        self.bins = within(bins, "bins", 1, 2**24)
-        self.upsample_rate = within(upsample_rate, "upsample_rate", 1, 2**12)
+        self.bins = checks.within(bins, "bins", 1, 2**24)
+        self.upsample_rate = checks.within(upsample_rate, "upsample_rate", 1, 2**12)
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
         uniform(self.dtype)
         lo, hi = dtypes.BOUNDS[self.dtype]
@@ -183,4 +182,4 @@ class HistogramObserver(Observer):
         histogram = rest.pop("histogram")
         super()._check_state(prefix, rest)
         check_shape(prefix + "histogram", histogram, ((self.bins,),))
-        check_counts(prefix + "histogram", histogram)
+        check_counts(prefix, state)

@@ -177,6 +177,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
 
     _settings = (*Observer._settings, "averaging_constant")
     _unmergeable = "a moving average depends on the order in which arrays came"
+    _ends_may_cross = True
 
     def __init__(
         self,
@@ -360,6 +361,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
 
     _settings = MovingAverageMinMaxObserver._settings
     _unmergeable = MovingAverageMinMaxObserver._unmergeable
+    _ends_may_cross = True
 
     def __init__(
         self,
