@@ -18,7 +18,7 @@ from npquant import checks, cpu
 from npquant.checks import calls
 from npquant.cuda import arrays, target
 from npquant.cuda.arrays import SIMULATED, DeviceArray
-from npquant.ops.small import not_small
+from npquant.ops.fast_path import no_fast_path
 
 #: Memory of a GPU comes with every address a multiple of it; so does what stands in for it.
 ALIGNED = 256
@@ -183,8 +183,8 @@ def installed(both):
             patch.setattr(module, "cpu", both, raising=False)
         for module in vars(ops).values():
             for name in vars(module) if isinstance(module, ModuleType) else ():
-                if name.startswith("small"):
-                    patch.setattr(module, name, lambda *args, **kwargs: not_small)
+                if name.startswith("fast_"):
+                    patch.setattr(module, name, lambda *args, **kwargs: no_fast_path)
         calls.forget()
         yield
     calls.forget()

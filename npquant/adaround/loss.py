@@ -229,8 +229,8 @@ class AdaroundLoss:
         return gradient.astype(a.dtype, copy=False)
 
 
-def _decider(V: Any) -> Array:
-    v: Array = alone(V)
+def _decider(V: Any) -> Any:
+    v: Any = alone(V)
     if type(v) is ArraySpec:
         raise TypeError(f"V must be an array with values, got {v}")
     return v

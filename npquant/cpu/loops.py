@@ -352,13 +352,15 @@ class Elementwise:
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
             self._flat(piece, u, s, z, constants, precision, v, w)
 
-    def small(self, granularity: Granularity, n: int, code: str) -> tuple[Kernel, int, int, int]:
+    def in_one_call(
+        self, granularity: Granularity, n: int, code: str
+    ) -> tuple[Kernel, int, int, int]:
         """What does contiguous arrays of `n` elements in one call: its items, repeats, and grain.
 
         Its serial form looks at the qparams first.
         """
         if code == "wide" and self._wide is not None:
-            return self._wide.small(granularity, n, code)
+            return self._wide.in_one_call(granularity, n, code)
         channels, inner, _ = granularity
         inner = inner or n
         if blocks := self._whole(inner, n):

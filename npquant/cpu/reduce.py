@@ -608,12 +608,12 @@ class Gradients:
         self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
         self._short = Kernel(short, f"{name}_short", _gradients_signature, 4)
 
-    def small(
+    def in_one_call(
         self, granularity: Granularity, n: int, code: str
     ) -> tuple[Kernel, tuple[int, int, int, int, int]] | None:
         """The kernel that does contiguous arrays of `n` elements in one call: its tasks and cut."""
         if code != "float32" and self._wide is not None:
-            return self._wide.small(granularity, n, code)
+            return self._wide.in_one_call(granularity, n, code)
         channels, inner, _ = granularity
         if not 0 < n <= channels * TILE:
             return None

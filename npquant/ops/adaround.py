@@ -14,7 +14,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.small import CODES, NUMBERS, Small, small
+from npquant.ops.fast_path import CODES, NUMBERS, FastPath, fast_path
 
 
 def adaround_init(
@@ -644,7 +644,7 @@ def _granularity(
 #: Granularity, shapes of qparams, constants and their precision, and what does it all at once if it
 #: can.
 _Plan = tuple[
-    Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str], Small
+    Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str], FastPath
 ]  # fmt: skip
 
 
@@ -664,7 +664,7 @@ def _plan(
     kinds = () if computed == dtypes.float64 else _CODES
     kinds = kinds if shapes else kinds + NUMBERS
     backward = kernel == "adaround_soft_backward"
-    at_once = small(
+    at_once = fast_path(
         kernel, kind, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
         constants, name, computed if backward else target or dtype,
         kinds, (lo, hi), _GRADIENT if backward else _ALL, place=int(backward),

@@ -11,7 +11,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.small import CODES, Small, not_small, small
+from npquant.ops.fast_path import CODES, FastPath, fast_path, no_fast_path
 
 _BOOL = np.dtype(np.bool_)
 #: What `out` must be apart from.
@@ -911,13 +911,13 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
 def _tensor(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     rounding: Any,
-) -> tuple[tuple[int, int, int], tuple[str, str, str], str, Small]:  # fmt: skip
+) -> tuple[tuple[int, int, int], tuple[str, str, str], str, FastPath]:  # fmt: skip
     """The constants and their precision, the kernel, and what does it all at once if it can."""
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
     kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
     within = -checks.EXACT32, checks.EXACT32
-    return constants, names, kernel, small(
+    return constants, names, kernel, fast_path(
         kernel, kind, shape, dtype, layout.PER_TENSOR, _ONE, constants, names[2], dtype, CODES,
         within, _QPARAMS, True,
     )  # fmt: skip
@@ -927,7 +927,7 @@ def _tensor(
 def _channels(
     kernel: str, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any,
     quant_min: Any, quant_max: Any, rounding: Any,
-) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool, Small]:  # fmt: skip
+) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool, FastPath]:  # fmt: skip
     """The granularity, shapes of qparams, constants and their precision, and whether to divide.
 
     And what does it all at once if it can.
@@ -937,12 +937,12 @@ def _channels(
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
     constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
     divide, given = checks.divides(rounding), _QPARAMS
-    at_once: Small = not_small
+    at_once: FastPath = no_fast_path
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-checks.EXACT32, checks.EXACT32), _PLURAL
     if not decomposed or names[2] == "float32":
-        at_once = small(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
+        at_once = fast_path(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
                         names[2], dtype, CODES, within, given, masked)  # fmt: skip
     return granularity, shapes, constants, names, divide, at_once
 

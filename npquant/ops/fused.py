@@ -11,7 +11,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.small import Small, not_small, small_step
+from npquant.ops.fast_path import FastPath, fast_step, no_fast_path
 
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
@@ -261,7 +261,7 @@ def _plan(
     symmetric_quant: Any,
     masked: bool,
 ) -> tuple[
-    Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool, Small
+    Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool, FastPath
 ]:  # fmt: skip
     """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry.
 
@@ -274,9 +274,9 @@ def _plan(
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
         rows = layout.per_channel(shape, a), ((shape[a],),)
-        return *rows, True, c, bounds, names, symmetric, not_small
+        return *rows, True, c, bounds, names, symmetric, no_fast_path
     whole, shapes = layout.whole(prod(shape)), ((1,), ())
-    at_once = small_step(
+    at_once = fast_step(
         "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm", kind, shape, dtype, shapes, c,
         bounds, SMALL_SCALE, names, _NUMBERS, masked,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.small import LEARNED, small, small_backward
+from npquant.ops.fast_path import LEARNED, fast_backward, fast_path
 
 #: The shapes that the qparams of one tensor may have.
 _ONE: checks.Shapes = ((1,), ())
@@ -868,10 +868,10 @@ def _plan(
     names = "float32", "float32", code
     if rounding:
         constants = lo, hi, factor
-        backward = small_backward(gradients, kind, shape, dtype, *found, constants, code)
+        backward = fast_backward(gradients, kind, shape, dtype, *found, constants, code)
         return *found, constants, names, gradients, backward
     kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
-    at_once = small(kernel, kind, shape, dtype, *found, constants, code, dtype, LEARNED,
+    at_once = fast_path(kernel, kind, shape, dtype, *found, constants, code, dtype, LEARNED,
                     (-inf, inf), _QPARAMS)  # fmt: skip
     return *found, constants, names, kernel, at_once
 

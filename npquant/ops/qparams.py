@@ -11,7 +11,7 @@ import numpy as np
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.meta import ArraySpec
-from npquant.ops.small import Small, not_small, small_choice, small_choice_of_range
+from npquant.ops.fast_path import FastPath, fast_choice, fast_choice_of_range, no_fast_path
 
 _FLOAT64, _INT64, _INT8 = np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.int8)
 #: The dtypes of scales and zero points, where they are not those of the input.
@@ -511,14 +511,14 @@ def _scheme(qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom:
 def _with_steps(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     eps: float, target: dtypes.DType, custom: Any, qscheme: Any,
-) -> tuple[_Scheme, Small]:  # fmt: skip
+) -> tuple[_Scheme, FastPath]:  # fmt: skip
     """Bounds with an int64 of steps between, and what does it all at once if it can."""
     bounds = checks.bounds_with_steps(quant_min, quant_max, kind)
     custom = checks.switch(custom, "has_customized_qrange", kind)
     scheme = _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
     name, bounds, middle = scheme
     precision, eps = _precision(dtype, len(shape) == 1, eps)
-    return scheme, small_choice_of_range(
+    return scheme, fast_choice_of_range(
         name, kind, shape, dtype, bounds, eps, middle, precision, _RESULTS
     )
 
@@ -527,14 +527,14 @@ def _with_steps(
 def _proper(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     eps: float, target: dtypes.DType, qscheme: str,
-) -> tuple[_Scheme, Small]:  # fmt: skip
+) -> tuple[_Scheme, FastPath]:  # fmt: skip
     """The same of data, with zero between the bounds and more than one code."""
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
     scheme = name, bounds, middle = _scheme(qscheme, (lo, hi), target, False)
     whole = layout.whole(prod(shape))
-    return scheme, small_choice(
+    return scheme, fast_choice(
         name, kind, shape, dtype, whole, bounds, eps, middle, "float32", (1,), _RESULTS
     )
 
@@ -542,10 +542,10 @@ def _proper(
 @checks.remembered
 def _of_tokens(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type
-) -> tuple[tuple[int, ...], dtypes.DType, Small]:
+) -> tuple[tuple[int, ...], dtypes.DType, FastPath]:
     """The shape and the dtype of scales and zero points, and what does it all at once."""
     results, found = _token_shape(shape), dtype if dtype in _KEPT else dtypes.float32
-    return results, found, small_choice(
+    return results, found, fast_choice(
         "choose_per_token", kind, shape, dtype, layout.per_token(shape), *_OF_TOKENS, "float64",
         results, (found, found),
     )  # fmt: skip
@@ -554,12 +554,12 @@ def _of_tokens(
 @checks.remembered
 def _of_tokens_asymmetric(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type
-) -> tuple[tuple[int, ...], Small]:
+) -> tuple[tuple[int, ...], FastPath]:
     """The shape of scales and zero points, and what does it all at once."""
     results = _token_shape(shape)
     if dtype in dtypes.INTEGERS:  # of which the range is made floats first
-        return results, not_small
-    return results, small_choice(
+        return results, no_fast_path
+    return results, fast_choice(
         "choose_per_token_asymmetric", kind, shape, dtype, layout.per_token(shape),
         *_OF_TOKENS_ASYMMETRIC, "float64", results, _RESULTS,
     )  # fmt: skip

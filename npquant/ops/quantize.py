@@ -10,7 +10,7 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
-from npquant.ops.small import CODES, KEPT, LEARNED, LONG, Small, not_small, small
+from npquant.ops.fast_path import CODES, KEPT, LEARNED, LONG, FastPath, fast_path, no_fast_path
 
 
 def quantize_per_tensor(
@@ -811,7 +811,7 @@ _NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
 #: Granularity, shapes of qparams, constants and their precision, whether to divide, and what does
 #: it all at once if it can.
 _Plan = tuple[
-    layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool, Small
+    layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool, FastPath
 ]  # fmt: skip
 
 
@@ -838,19 +838,19 @@ def _codes(
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
     constants, code = checks.constants(lo, hi, target), checks.code(dtype, target)
     divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
-    at_once: Small = not_small
+    at_once: FastPath = no_fast_path
     if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
         end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
         kernel = _by_division(target) if divide else kernel
         kinds = KEPT if rows else CODES
-        at_once = small(kernel, kind, shape, dtype, *found, constants, code, target, kinds,
+        at_once = fast_path(kernel, kind, shape, dtype, *found, constants, code, target, kinds,
                         (-end, end), _QPARAMS)  # fmt: skip
     return *found, constants, ("float32", "float32", code), divide, at_once
 
 
 #: Granularity and shapes of qparams, the dtype of the result, and what does it all at once if it
 #: can; the bounds of the codes are only checked.
-_Back = tuple[layout.Granularity, checks.Shapes, dtypes.DType, Small]
+_Back = tuple[layout.Granularity, checks.Shapes, dtypes.DType, FastPath]
 
 
 @checks.remembered
@@ -862,7 +862,7 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     kinds = LONG if result == dtypes.float64 else CODES + LEARNED
     if result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8:
         kernel, kinds, within = "dequantize_promoted", CODES, dtypes.BOUNDS[dtype]
-    return *found, result, small(kernel, kind, shape, dtype, *found, _NO_CODES, "float32", result,
+    return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, "float32", result,
                                  kinds, within, _QPARAMS)  # fmt: skip
 
 
@@ -884,9 +884,9 @@ def _promoting(
     dtype: dtypes.DType, kind: type,
 ) -> _Back:  # fmt: skip
     result = _output_dtype(output_dtype, "output_dtype")
-    at_once: Small = not_small
+    at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
-        at_once = small("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES, "float32",
+        at_once = fast_path("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES, "float32",
                         result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
     return *found, result, at_once
 

@@ -59,7 +59,7 @@ LABELS = tests("autograd", "gradient_of_softmax_cross_entropy")
 OPTIM, METRICS = tests("optim", "rule"), tests("metrics", "values")
 EXTREMES, MIDDLE = tests("observers", "extremes"), tests("observers", "qparams", "reduced_range")
 ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
-WRONG = tests("small", "qparams_that_become_wrong")
+WRONG = tests("fast_path", "qparams_that_become_wrong")
 DATA = tests("layouts", "layout_of_the_data")
 STRIDED = tests("layouts", "results_that_are_not_flat")
 PERMUTED = tests("layouts", "permuted_axes[quantize_per_token-(2, 3, 17, 4, 12)]")
@@ -413,20 +413,20 @@ FAULTS = (
           "with np.errstate():",
           "a warning where the sum of a tensor is beyond float32",
           tests("ops", "sums_that_float32_does_not_hold")),
-    Fault("ops/small.py",
+    Fault("ops/fast_path.py",
           "if done := entry(0, 0, channels, least, most, *args):",
           "if done := True:",
           "large arrays whose qparams nobody looks at",
-          tests("small", "wrong_qparams_of_large_arrays")),
-    Fault("ops/small.py",
+          tests("fast_path", "wrong_qparams_of_large_arrays")),
+    Fault("ops/fast_path.py",
           "tuple(sorted(axes, key=order.__getitem__))",
           "order",
           "results turned as the data were, instead of back",
-          tests("small", "axes_in_another_order")),
-    Fault("ops/small.py",
+          tests("fast_path", "axes_in_another_order")),
+    Fault("ops/fast_path.py",
           "large = n * run.work > PARALLEL_FROM",
           "large = False",
-          "large gradients for one thread alone", tests("small", "large_gradients")),
+          "large gradients for one thread alone", tests("fast_path", "large_gradients")),
     Fault("cpu/parts.py",
           "create(name) if name == kernel else _Part(codegen, name)",
           "create(name)",
@@ -538,11 +538,11 @@ FAULTS = (
           "if m >= CHUNK and e % LANES == 0:",
           "if m >= CHUNK:",
           "a long run that begins in another lane", SUMS),
-    Fault("ops/small.py",
+    Fault("ops/fast_path.py",
           "known = frozenset(kinds)",
           "known = kinds",
           "numbers that pass for arrays, as float equals float64's dtype",
-          tests("small", "numbers_where_arrays_belong", "arrays_where_numbers_belong")),
+          tests("fast_path", "numbers_where_arrays_belong", "arrays_where_numbers_belong")),
     Fault("cpu/loops.py",
           "_NOT_IN_FLOAT32 = FLOATS - {float32}",
           "_NOT_IN_FLOAT32 = {float64}",

@@ -37,13 +37,13 @@ _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 # Names of this module are found sooner than those of another.
 _Array, _empty, _float32 = np.ndarray, np.empty, dtypes.float32
 
-#: ``small(x, scale, zero_point, out) -> (output, mask)``, or None: see `small`.
-Small = Callable[..., tuple[Array, Any] | None]
+#: ``fast_path(x, scale, zero_point, out) -> (output, mask)``, or None: see `fast_path`.
+FastPath = Callable[..., tuple[Array, Any] | None]
 #: The same of three gradients.
 Backward = Callable[..., tuple[Array, Array, Array] | None]
 
 
-def not_small(*args: Any) -> None:
+def no_fast_path(*args: Any) -> None:
     """What stands for `small` where there is nothing of the kind."""
 
 
@@ -69,7 +69,7 @@ def _plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
     )
 
 
-def small(
+def fast_path(
     kernel: str,
     kind: type,
     shape: tuple[int, ...],
@@ -84,7 +84,7 @@ def small(
     names: tuple[str, ...],
     masked: bool = False,
     place: int = 0,
-) -> Small:
+) -> FastPath:
     """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
 
     It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
@@ -98,9 +98,9 @@ def small(
     """
     n = prod(shape)
     if kind is not np.ndarray:
-        return not_small
+        return no_fast_path
     # A kernel's public name is the method `run` of its `Elementwise`.
-    run, items, repeats, grain = getattr(cpu, kernel).__self__.small(granularity, n, code)
+    run, items, repeats, grain = getattr(cpu, kernel).__self__.in_one_call(granularity, n, code)
     large = n * run.work >= PARALLEL_FROM
     flat, several = len(shape) == 1, type(dtype) is tuple
     channels, inner, _ = granularity
@@ -119,13 +119,13 @@ def small(
     known = frozenset(kinds)
     entries = _Entries(lambda given: run.serial[key(given)] if given in known else None)
 
-    def turned(order: tuple[int, ...] | None) -> tuple[Small, Any, Any]:
+    def turned(order: tuple[int, ...] | None) -> tuple[FastPath, Any, Any]:
         """The same of data whose axes are put into this order, and what puts results back."""
         cut = None if order is None else granularity.layout(shape, order)
         if order is None or cut is None or order == (axes := tuple(range(len(shape)))):
-            return not_small, None, None
+            return no_fast_path, None, None
         lying, back = tuple([shape[i] for i in order]), tuple(sorted(axes, key=order.__getitem__))
-        at_once = small(
+        at_once = fast_path(
             kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, code, target,
             kinds, within, names, masked, place,
         )  # fmt: skip
@@ -188,7 +188,7 @@ def small(
     return call
 
 
-def small_backward(
+def fast_backward(
     kernel: str,
     kind: type,
     shape: tuple[int, ...],
@@ -200,9 +200,9 @@ def small_backward(
 ) -> Backward:
     """The same of learned qparams: a function of gradient, input and qparams, to the gradients."""
     n = prod(shape)
-    found = getattr(cpu, kernel).small(granularity, n, code) if kind is np.ndarray else None
+    found = getattr(cpu, kernel).in_one_call(granularity, n, code) if kind is np.ndarray else None
     if found is None:
-        return not_small
+        return no_fast_path
     run, (tasks, block, channels, inner, count) = found
     # Up to here, threads are no faster.
     large = n * run.work > PARALLEL_FROM
@@ -245,7 +245,7 @@ def small_backward(
     return call
 
 
-def small_choice(
+def fast_choice(
     kernel: str,
     kind: type,
     shape: tuple[int, ...],
@@ -257,13 +257,13 @@ def small_choice(
     precision: str,
     results: tuple[int, ...],
     kinds: tuple[DType, DType],
-) -> Small:
+) -> FastPath:
     """A function of data of this shape and dtype, to scales and zero points in `results`' shape.
 
     One kernel finds the range of each channel and chooses from it; None if it cannot.
     """
     if kind is not np.ndarray or not few(granularity, prod(shape)):
-        return not_small
+        return no_fast_path
     compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
     channels, inner, _ = granularity
     (lo, hi), (scales, zero_points) = bounds, kinds
@@ -279,13 +279,13 @@ def small_choice(
     return call
 
 
-def small_choice_of_range(
+def fast_choice_of_range(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
     eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
-) -> Small:  # fmt: skip
+) -> FastPath:  # fmt: skip
     """The same of least and greatest values, if they are in order."""
     if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
-        return not_small
+        return no_fast_path
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
     (lo, hi), (scales, zero_points) = bounds, kinds
     results = shape or (1,)
@@ -301,15 +301,15 @@ def small_choice_of_range(
     return call
 
 
-def small_step(
+def fast_step(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, shapes: checks.Shapes,
     constant: float, bounds: tuple[int, int], eps: float, precision: tuple[str, str, str],
     kinds: tuple[DType, ...], masked: bool,
-) -> Small:  # fmt: skip
+) -> FastPath:  # fmt: skip
     """A function of data, a switch and the state of one scale: a step of training in one kernel."""
     n, code = prod(shape), precision[2]
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
-        return not_small
+        return no_fast_path
     fused, (lo, hi), flat = getattr(cpu, kernel), bounds, len(shape) == 1
     entries = _Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
 

@@ -10,7 +10,7 @@ from calls import CALLS, DATA, STATE, arguments, in_order, results
 from cases import assert_same
 from npquant import backend
 from npquant.cpu.target import PARALLEL_FROM, Kernel
-from npquant.ops import small
+from npquant.ops import fast_path
 
 #: Ops that ask for a backend in every call: qparams are numbers there, or there are none.
 OTHERS = {
@@ -113,7 +113,7 @@ def test_large_arrays(shape, axis, threads, monkeypatch):
     """They go the same short way, where there are several threads to these."""
     long_way, of, to_several, run = [], backend.of, [], Kernel.__call__
     monkeypatch.setattr(backend, "of", lambda x: long_way.append(x) or of(x))
-    monkeypatch.setattr(small, "threads", lambda: threads)
+    monkeypatch.setattr(fast_path, "threads", lambda: threads)
     monkeypatch.setattr(
         Kernel, "__call__", lambda self, *args: to_several.append(args[0]) or run(self, *args)
     )
@@ -137,7 +137,7 @@ def test_large_gradients(threads, monkeypatch):
     """Up to 64 Ki elements several threads are no faster than one."""
     long_way, of = [], backend.of
     monkeypatch.setattr(backend, "of", lambda x: long_way.append(x.size) or of(x))
-    monkeypatch.setattr(small, "threads", lambda: threads)
+    monkeypatch.setattr(fast_path, "threads", lambda: threads)
     name = "fake_quantize_learnable_per_channel_affine_backward"
     most = PARALLEL_FROM // 4
     shapes = (most // 256, 256), (most // 256 + 1, 256), (120, 70, 32), (4000, 65)
@@ -156,7 +156,7 @@ def test_large_gradients(threads, monkeypatch):
 @pytest.mark.parametrize(("shape", "axis"), LARGE, ids=str)
 def test_wrong_qparams_of_large_arrays(shape, axis, threads, monkeypatch):
     """They are looked at before anything is written."""
-    monkeypatch.setattr(small, "threads", lambda: threads)
+    monkeypatch.setattr(fast_path, "threads", lambda: threads)
     n = shape[axis]
     x, out = np.ones(shape, np.float32), np.zeros(shape, np.float32)
     scale, zero_point = np.ones(n, np.float32), np.zeros(n, np.int32)
