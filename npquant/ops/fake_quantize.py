@@ -927,7 +927,9 @@ def _tensor(
 def _channels(
     kernel: str, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any,
     quant_min: Any, quant_max: Any, rounding: Any,
-) -> tuple[Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool, FastPath]:  # fmt: skip
+) -> tuple[
+    Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool, FastPath
+]:  # fmt: skip
     """The granularity, shapes of qparams, constants and their precision, and whether to divide.
 
     And what does it all at once if it can.

@@ -1,6 +1,7 @@
-"""Calls of small arrays: what can be known before is found once, and the rest is one kernel.
+"""The short way of a call: what does not depend on the data is found once, the rest is one kernel.
 
-So it is with large ones, elementwise.
+That kernel looks at the qparams, and computes; of whatever it does not take as it is, the op goes
+the long way. Elementwise ops of any size go it, reductions of small arrays.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Backward = Callable[..., tuple[Array, Array, Array] | None]
 
 
 def no_fast_path(*args: Any) -> None:
-    """What stands for `small` where there is nothing of the kind."""
+    """What stands for a fast path where there is nothing of the kind."""
 
 
 class _Entries(dict[Any, Any]):

@@ -862,8 +862,8 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     kinds = LONG if result == dtypes.float64 else CODES + LEARNED
     if result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8:
         kernel, kinds, within = "dequantize_promoted", CODES, dtypes.BOUNDS[dtype]
-    return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, "float32", result,
-                                 kinds, within, _QPARAMS)  # fmt: skip
+    return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, "float32",
+                                     result, kinds, within, _QPARAMS)  # fmt: skip
 
 
 @checks.remembered
