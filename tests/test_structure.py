@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,17 @@ def loaded(modules):
 def test_import_loads_nothing_else():
     allowed = loaded("numpy, numba, ml_dtypes") | sys.stdlib_module_names | {"npquant"}
     assert loaded("npquant") - allowed == set()
+
+
+def test_one_module_imports_numba_cuda():
+    """What numba-cuda asks of NumPy it finds while that one imports it."""
+    importing = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"^\s*(from numba\.cuda|from numba import cuda|import numba\.cuda)",
+                     path.read_text(), re.MULTILINE)
+    }  # fmt: skip
+    assert importing == {"cuda/target.py"}
 
 
 def test_import_compiles_nothing(tmp_path):

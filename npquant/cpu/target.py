@@ -205,7 +205,7 @@ def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> 
 
 
 def renamed(function: Callable[..., Any], name: str) -> Any:
-    """A copy with a name of its own: Numba's cache tells functions apart by name and line."""
+    """A copy with a name of its own: that of its entries in the cache, and in profiles."""
     code = function.__code__  # type: ignore[attr-defined]
     copy = python_types.FunctionType(
         code.replace(co_name=name, co_qualname=name),

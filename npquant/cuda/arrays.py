@@ -1,6 +1,6 @@
 """Device arrays of every library, described for kernels; results made by the library of the input.
 
-Nothing here imports numba.cuda but what makes its arrays, and nothing waits for the device.
+Nothing here waits for the device, and only what makes Numba's arrays asks for numba.cuda.
 """
 
 from __future__ import annotations
@@ -246,12 +246,12 @@ class Simulator:
                            a.flags.writeable)  # fmt: skip
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+        from npquant.cuda.target import FakeCUDAArray
 
         return FakeCUDAArray(np.ndarray(shape, dtype, strides=strides))
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+        from npquant.cuda.target import FakeCUDAArray
 
         return FakeCUDAArray(a.copy())
 

@@ -46,7 +46,9 @@ SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 with _numpy_of_old():
     from numba import cuda
 
-    if not SIMULATED:
+    if SIMULATED:
+        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: F401 (for arrays.py)
+    else:
         import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
         from cuda.bindings import driver
         from cuda.core import LaunchConfig, Stream, launch

@@ -139,13 +139,13 @@ def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
 
 @formula
 def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters to divide by; of `dequantize_promoted`, brought to one precision by the host."""
+    """Parameters as they are: to divide by, and on a GPU of `dequantize_promoted`."""
     return scale, zero_point
 
 
 @formula
 def in_floats(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """The same, of zero points that a float32 holds where they are integers."""
+    """Parameters of `dequantize_promoted`, integer zero points as the floats that hold them."""
     return scale, floating(zero_point)
 
 

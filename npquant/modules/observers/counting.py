@@ -187,9 +187,8 @@ class PercentileObserver(_CountingObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, `bins` is no power of two, or `percentile` is out of
-        range. Of a call: if the array has a NaN, or other channels than before.
+        `qscheme` is unknown here, `eps` is not positive, `bins` is no power of two, or `percentile`
+        is out of range. Of a call: if the array has a NaN, or other channels than before.
 
     See Also
     --------
@@ -284,9 +283,8 @@ class MSEObserver(_CountingObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, or `bins` is no power of two. Of a call: if the array
-        has a NaN, or other channels than before.
+        `qscheme` is unknown here, `eps` is not positive, or `bins` is no power of two. Of a call:
+        if the array has a NaN, or other channels than before.
 
     See Also
     --------
@@ -374,9 +372,9 @@ class EntropyObserver(_CountingObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, or `bins` is no power of two or less than four times
-        the number of codes. Of a call: if the array has a NaN, or other channels than before.
+        `qscheme` is unknown here, `eps` is not positive, or `bins` is no power of two or less than
+        four times the number of codes. Of a call: if the array has a NaN, or other channels than
+        before.
 
     See Also
     --------

@@ -65,9 +65,9 @@ class HistogramObserver(Observer):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, or `bins` or `upsample_rate` is out of range. Of a
-        call: if the array has a NaN, or a range that is no float32; then nothing has changed.
+        `qscheme` is unknown here, `eps` is not positive, or `bins` or `upsample_rate` is out of
+        range. Of a call: if the array has a NaN, or a range that is no float32; then nothing has
+        changed.
 
     See Also
     --------

@@ -60,8 +60,8 @@ class MinMaxObserver(Observer):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, or the range is reduced where that has no meaning.
+        `qscheme` is unknown here, `eps` is not positive, or the range is reduced where that has no
+        meaning.
 
     See Also
     --------
@@ -148,9 +148,8 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, `averaging_constant` is not finite, or it is not 1 and
-        `is_dynamic`.
+        `qscheme` is unknown here, `eps` is not positive, `averaging_constant` is not finite, or it
+        is not 1 and `is_dynamic`.
 
     See Also
     --------
@@ -245,9 +244,8 @@ class PerChannelMinMaxObserver(Observer):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, or `is_dynamic`. Of a call: if the array has no such
-        axis, or another number of channels than before.
+        `qscheme` is unknown here, `eps` is not positive, or `is_dynamic`. Of a call: if the array
+        has no such axis, or another number of channels than before.
 
     See Also
     --------
@@ -333,9 +331,9 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown
-        here, `eps` is not positive, `averaging_constant` is not finite, or `is_dynamic`. Of
-        a call: if the array has no such axis, or another number of channels than before.
+        `qscheme` is unknown here, `eps` is not positive, `averaging_constant` is not finite, or
+        `is_dynamic`. Of a call: if the array has no such axis, or another number of channels than
+        before.
 
     See Also
     --------
