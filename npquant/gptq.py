@@ -118,7 +118,7 @@ def gptq(
     if h.shape != (columns, columns):
         raise ValueError(f"gram must have the shape {(columns, columns)}, got {h.shape}")
     lo, hi = checks.bounds(quant_min, quant_max)
-    checks.rounded_bounds(lo, hi, float32)
+    checks.adaround_precision(lo, hi, float32)
     scales, zeros = _of_columns(w, scale, zero_point, lo, hi, axis, group_size)
     width = checks.shaping(block, "block")
     if width < 1:

@@ -50,7 +50,7 @@ def sqnr(reference: Array, actual: Array) -> float:
     20.0
     """
     a, b = _two(reference, actual)
-    (signal, x), (noise, y) = _scaled(cpu.product, a, a), _scaled(cpu.squared_difference, a, b)
+    (signal, x), (noise, y) = _scaled(cpu.dot, a, a), _scaled(cpu.total_squared_difference, a, b)
     if signal != signal or noise != noise or signal == noise == 0:
         return math.nan
     return 10 * (_log10(signal) - _log10(noise) + 2 * (x - y) * _log10(2))
@@ -84,7 +84,7 @@ def mse(reference: Array, actual: Array) -> float:
     2.0
     """
     a, b = _two(reference, actual)
-    return cpu.squared_difference((a, b)) / a.size
+    return cpu.total_squared_difference((a, b)) / a.size
 
 
 def cosine(reference: Array, actual: Array) -> float:
@@ -115,11 +115,11 @@ def cosine(reference: Array, actual: Array) -> float:
     0.96
     """
     a, b = _two(reference, actual)
-    (u, x), (v, y) = _scaled(cpu.product, a, a), _scaled(cpu.product, b, b)
+    (u, x), (v, y) = _scaled(cpu.dot, a, a), _scaled(cpu.dot, b, b)
     lengths = math.sqrt(u) * math.sqrt(v)
     if lengths == 0:
         return math.nan
-    ratio = cpu.product((_divided(a, x), _divided(b, y))) / lengths
+    ratio = cpu.dot((_divided(a, x), _divided(b, y))) / lengths
     return max(-1.0, min(1.0, ratio)) if ratio == ratio else ratio
 
 

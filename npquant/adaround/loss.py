@@ -198,7 +198,7 @@ class AdaroundLoss:
             If their shapes differ, or there are no elements.
         """
         a, b = _pair(output, target)
-        return cpu.squared_difference((a, b)) / a.size
+        return cpu.total_squared_difference((a, b)) / a.size
 
     def reconstruction_backward(self, output: Array, target: Array) -> Array:
         """Return the output's gradient of the reconstruction loss.

@@ -272,14 +272,14 @@ class _Rows:
         self.layer = layer if layer.activation is not None else replace(layer, bias=None)
         self.x = x
         self.target = outputs(self.layer, f)
-        self.power = cpu.product((self.target, self.target)) / self.target.size or 1.0
+        self.power = cpu.dot((self.target, self.target)) / self.target.size or 1.0
 
     def error(self, weight: Array) -> float:
         """The normalised loss with this weight."""
         found = 0.0
         for i in range(0, len(self.x), CHUNK):
             y = ag.call(self.layer, self.x[i : i + CHUNK], weight)
-            found += cpu.squared_difference((y, self.target[i : i + CHUNK]))
+            found += cpu.total_squared_difference((y, self.target[i : i + CHUNK]))
         return found / self.target.size / self.power
 
     def gradient(self, weight: Array, batch: Any) -> Array:

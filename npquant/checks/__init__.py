@@ -31,16 +31,16 @@ from npquant.checks.arrays import (
 )
 from npquant.checks.calls import (
     Shapes,
+    adaround_precision,
     affine,
     channels,
-    code,
+    code_precision,
     constants,
     dequantizing,
     divides,
     groups,
     quantizing,
     remembered,
-    rounded_bounds,
     tokens,
 )
 from npquant.checks.numbers import (

@@ -44,7 +44,7 @@ def divides(rounding: Any) -> bool:
     return option(rounding, "rounding", ROUNDINGS) == "divide"
 
 
-def rounded_bounds(lo: int, hi: int, dtype: DType) -> str:
+def adaround_precision(lo: int, hi: int, dtype: DType) -> str:
     """The precision of AdaRound's codes, which is that of the input and must hold them."""
     name = dtypes.precision(dtype, lo, hi)
     if name == "wide":
@@ -167,7 +167,7 @@ def quantizing(
     number = dtypes.compute(dtype).name
     z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
     s = s if divides(rounding) else 1.0 / s
-    return s, z, constants(*bounds_, target), (number, z_kind, code(dtype, target))
+    return s, z, constants(*bounds_, target), (number, z_kind, code_precision(dtype, target))
 
 
 @remembered
@@ -191,6 +191,6 @@ def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:
     return lo, hi, math.nan if target in dtypes.FLOAT8 else min(max(0, lo), hi)
 
 
-def code(dtype: DType, target: DType) -> str:
+def code_precision(dtype: DType, target: DType) -> str:
     """The precision in which codes are clamped: the greatest int32 is no float32."""
     return "int32" if target == np.int32 else dtypes.compute(dtype).name

@@ -35,7 +35,7 @@ from npquant.cpu.histogram import (
     clip_percentile_symmetric,
     count_doubling,
     count_linear,
-    double,
+    double_range,
     respread,
 )
 from npquant.cpu.learnable import (
@@ -46,7 +46,7 @@ from npquant.cpu.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cpu.metrics import magnitude, product, squared_difference, value
+from npquant.cpu.metrics import dot, total, total_magnitude, total_squared_difference
 from npquant.cpu.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
 from npquant.cpu.qparams import (
     choose_affine,
@@ -104,7 +104,8 @@ __all__ = [
     "count_linear",
     "dequantize",
     "dequantize_promoted",
-    "double",
+    "dot",
+    "double_range",
     "fake_quantize_decomposed",
     "fake_quantize_decomposed_by_division",
     "fake_quantize_decomposed_wide",
@@ -123,14 +124,12 @@ __all__ = [
     "learnable_gradients_per_channel_nearest",
     "learnable_gradients_per_tensor",
     "learnable_gradients_per_tensor_nearest",
-    "magnitude",
     "masked_gradient",
     "minmax",
     "minmax_finite",
     "move",
     "observe_fbgemm",
     "observe_fbgemm_symmetric",
-    "product",
     "quantize_by_division",
     "quantize_by_division_to_float8",
     "quantize_per_channel",
@@ -141,7 +140,8 @@ __all__ = [
     "sgd_decayed",
     "sgd_momentum",
     "sgd_momentum_decayed",
-    "squared_difference",
     "step_towards",
-    "value",
+    "total",
+    "total_magnitude",
+    "total_squared_difference",
 ]

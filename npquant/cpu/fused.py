@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.fake_quantize import fake_quantize_per_tensor
-from npquant.cpu.loops import NUMBERS
+from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.memory import address
 from npquant.cpu.qparams import (
     TOGETHER,
@@ -35,7 +35,7 @@ DONE, REST, OVERLAP = 0, 1, 2
 
 
 @called
-def meet(a: Any, b: Any) -> Any:
+def overlap(a: Any, b: Any) -> Any:
     """Whether two contiguous arrays share memory."""
     i, j = address(a), address(b)
     return (i < j + b.nbytes) & (j < i + a.nbytes)
@@ -52,10 +52,11 @@ class Fused:
             """DONE; REST if `y` is not written, as the zero point is too large for float32; or
             OVERLAP, and nothing is written.
             """
-            if meet(low, high) or meet(low, scale) or meet(high, scale) or meet(zero_point, x):
+            ends = overlap(low, high) or overlap(low, scale) or overlap(high, scale)
+            if ends or overlap(zero_point, x):
                 return OVERLAP
             for a in (low, high, scale):
-                if meet(a, zero_point) or meet(a, x):
+                if overlap(a, zero_point) or overlap(a, x):
                     return OVERLAP
             if observing:
                 least, greatest = range_of(x, 0, 1, x.size)
@@ -112,7 +113,7 @@ class Fused:
 
 
 def _signature(x: Any, zero_point: Any, code: str, unmasked: bool) -> Types:
-    bound, integer, number = array_type(float32), types.int64, NUMBERS[code]
+    bound, integer, number = array_type(float32), types.int64, NUMBER_TYPES[code]
     mask = types.none if unmasked else array_type(np.dtype(np.bool_))
     return (
         array_type(x), types.boolean, types.float32, bound, bound, integer, integer, types.float32,

@@ -342,7 +342,7 @@ _COUNTS = types.Array(types.int64, 2, "C")
 _double_kernel = Kernel(_double, "double", lambda: (_INTEGERS, _COUNTS))
 
 
-def double(shifts: Array, counts: Array) -> None:
+def double_range(shifts: Array, counts: Array) -> None:
     """Double the range of each channel of `counts` as often as `shifts` says, in place."""
     _double_kernel(shifts.size, counts.size, (shifts, counts), ())
 

@@ -61,7 +61,7 @@ CODES = 256
 _NO_LOOK = 0, 0.0, 0.0
 
 #: The types of numbers among the qparams and of constants.
-NUMBERS: dict[str, Any] = {
+NUMBER_TYPES: dict[str, Any] = {
     "int32": types.int32,
     "float32": types.float32,
     "float64": types.float64,
@@ -546,7 +546,7 @@ class ElementwiseOfSeveral(Elementwise):
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
     """The types of a kernel: `qparams` are those of the scale, the zero point, the constants."""
     scale, zero_point, code = (
-        NUMBERS[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
+        NUMBER_TYPES[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
     )
     mask = types.none if unmasked else array_type(np.dtype(np.bool_))
     data = types.Tuple(_array_types(*x)) if isinstance(x, tuple) else array_type(x)

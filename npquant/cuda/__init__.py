@@ -36,7 +36,7 @@ from npquant.cuda.histogram import (
     clip_percentile_symmetric,
     count_doubling,
     count_linear,
-    double,
+    double_range,
     respread,
 )
 from npquant.cuda.learnable import (
@@ -47,7 +47,7 @@ from npquant.cuda.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cuda.metrics import magnitude, product, squared_difference, value
+from npquant.cuda.metrics import dot, total, total_magnitude, total_squared_difference
 from npquant.cuda.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
 from npquant.cuda.qparams import (
     choose_affine,

@@ -291,7 +291,7 @@ def _make_double() -> tuple[Callable[..., None], Types]:
 _double = Kernel(_make_double, "double")
 
 
-def double(shifts: Any, counts: Any) -> None:
+def double_range(shifts: Any, counts: Any) -> None:
     """Double the range of each channel of `counts` as often as `shifts` says, in place."""
     by, to = device(shifts), device(counts)
     channels, bins = to.shape

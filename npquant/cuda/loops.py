@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.loops import NUMBERS
+from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, vectors
@@ -128,7 +128,7 @@ class Map:
     def _make(
         self, inputs: Any, qparams: Any, constants: Any, outputs: Any, width: int, count: int
     ) -> tuple[Callable[..., None], Types]:
-        scale, zero_point = (NUMBERS[k] if isinstance(k, str) else pointer(k) for k in qparams)
+        scale, zero_point = (NUMBER_TYPES[k] if isinstance(k, str) else pointer(k) for k in qparams)
         walk = _walk(self._parameters, self._element, width, count)
 
         def kernel(
@@ -140,7 +140,8 @@ class Map:
 
         return kernel, (
             *[types.uint32] * 5, types.Tuple(list(map(pointer, inputs))), scale, zero_point,
-            types.Tuple([NUMBERS[k] for k in constants]), types.Tuple(list(map(pointer, outputs))),
+            types.Tuple([NUMBER_TYPES[k] for k in constants]),
+            types.Tuple(list(map(pointer, outputs))),
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npquant.cuda.reduce import Total
 from npquant.formulas import metrics as f
 
-product = Total(f.product)
-squared_difference = Total(f.squared_difference)
-value = Total(f.value)
-magnitude = Total(f.magnitude)
+dot = Total(f.product)
+total_squared_difference = Total(f.squared_difference)
+total = Total(f.value)
+total_magnitude = Total(f.magnitude)

@@ -399,15 +399,19 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _lsq(self, channels: Iterable[Array]) -> Array:
         """``2 * mean(abs(x)) / sqrt(quant_max)`` of each channel."""
         root = math.sqrt(self.quant_max or -self.quant_min)
-        return self._raised([2 * backend.of(x).magnitude((x,)) / x.size / root for x in channels])
+        return self._raised(
+            [2 * backend.of(x).total_magnitude((x,)) / x.size / root for x in channels]
+        )
 
     def _lsq_plus(self, channels: Iterable[Array]) -> Array:
         """``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` of each channel."""
 
         def reach(x: Array) -> float:
             lib: Any = backend.of(x)
-            mean: float = lib.value((x,)) / x.size
-            square: float = lib.squared_difference((x, np.broadcast_to(np.float64(mean), x.shape)))
+            mean: float = lib.total((x,)) / x.size
+            square: float = lib.total_squared_difference(
+                (x, np.broadcast_to(np.float64(mean), x.shape))
+            )
             return abs(mean) + 3 * math.sqrt(square / x.size)
 
         half = (self.quant_max - self.quant_min + 1) / 2

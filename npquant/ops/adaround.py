@@ -14,7 +14,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import CODES, NUMBERS, FastPath, fast_path
+from npquant.ops.fast_path import CODES, PYTHON_NUMBERS, FastPath, fast_path
 
 
 def adaround_init(
@@ -657,12 +657,12 @@ def _plan(
     if target is not None:
         checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    name = checks.rounded_bounds(lo, hi, dtype)
+    name = checks.adaround_precision(lo, hi, dtype)
     constants = lo, hi, min(max(0, lo), hi)
     granularity, shapes = _granularity(shape, axis, group_size)
     computed, _ = _COMPUTED[dtype]
     kinds = () if computed == dtypes.float64 else _CODES
-    kinds = kinds if shapes else kinds + NUMBERS
+    kinds = kinds if shapes else kinds + PYTHON_NUMBERS
     backward = kernel == "adaround_soft_backward"
     at_once = fast_path(
         kernel, kind, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,

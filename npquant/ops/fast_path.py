@@ -32,7 +32,7 @@ LONG: Kinds = ((dtypes.float64, _INT64),)
 KEPT = CODES + LONG + LEARNED
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `LONG`, but have
 #: other hashes: sets tell them apart, and tuples do not.
-NUMBERS: Kinds = ((float, int),)
+PYTHON_NUMBERS: Kinds = ((float, int),)
 
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 # Names of this module are found sooner than those of another.

@@ -278,7 +278,7 @@ def _plan(
     whole, shapes = layout.whole(prod(shape)), ((1,), ())
     at_once = fast_step(
         "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm", kind, shape, dtype, shapes, c,
-        bounds, SMALL_SCALE, names, _NUMBERS, masked,
+        bounds, SMALL_SCALE, names, _ZERO_POINTS, masked,
     )  # fmt: skip
     return whole, shapes, False, c, bounds, names, symmetric, at_once
 
@@ -299,7 +299,7 @@ def _fused(
         done = at_once(x, observe, running_min, running_max, scale, zero_point)
         if done is not None:
             return done
-    kinds = _INT32 if per_row else _NUMBERS
+    kinds = _INT32 if per_row else _ZERO_POINTS
     given = state = running_min, running_max, scale, zero_point
     if not _usual(*state, shapes[0], kinds, x):
         given = (
@@ -340,7 +340,7 @@ def _fused(
 
 _NAMES = "running_min", "running_max", "scale", "zero_point"
 _FLOAT, _INT32 = (dtypes.float32,), (dtypes.int32,)
-_NUMBERS = (dtypes.int32, np.dtype(np.int64), dtypes.float32)
+_ZERO_POINTS = (dtypes.int32, np.dtype(np.int64), dtypes.float32)
 
 
 def _int32_bounds(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:

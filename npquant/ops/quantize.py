@@ -836,7 +836,7 @@ def _codes(
     rounding: Any,
 ) -> _Plan:  # fmt: skip
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
-    constants, code = checks.constants(lo, hi, target), checks.code(dtype, target)
+    constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
     at_once: FastPath = no_fast_path
     if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
@@ -906,7 +906,7 @@ def _quantizing_on_device(
     else:
         s, given = x.new((1,), number), s
         backend.of(x).inverse(given, s)
-    kinds = number.name, number.name, checks.code(x.dtype, target)
+    kinds = number.name, number.name, checks.code_precision(x.dtype, target)
     return s, z, checks.constants(lo, hi, target), kinds
 
 

@@ -149,19 +149,19 @@ def test_tiles_are_added_in_order(tiles):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_totals(n, dtype):
     call = lambda kernel, inputs, _: kernel(tuple(inputs))
-    both(cpu.squared_difference, metrics.squared_difference, [data(n, dtype), data(n, dtype, 1)],
-         [], call)  # fmt: skip
-    both(cpu.magnitude, metrics.magnitude, [unaligned(data(n, dtype))], [], call)
+    pair = [data(n, dtype), data(n, dtype, 1)]
+    both(cpu.total_squared_difference, metrics.total_squared_difference, pair, [], call)
+    both(cpu.total_magnitude, metrics.total_magnitude, [unaligned(data(n, dtype))], [], call)
 
 
 def test_totals_of_arrays_that_lie_differently():
     x = data((9, 70))
     call = lambda kernel, inputs, _: kernel(tuple(inputs))
-    both(cpu.product, metrics.product, [transposed(x), x.astype(np.float64)], [], call)
+    both(cpu.dot, metrics.dot, [transposed(x), x.astype(np.float64)], [], call)
 
 
 def test_total_of_nothing():
-    got = metrics.value((upload(np.zeros(0, np.float32)),))
+    got = metrics.total((upload(np.zeros(0, np.float32)),))
     assert got.shape == ()
     assert download(got) == 0
 

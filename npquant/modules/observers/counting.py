@@ -80,7 +80,7 @@ class _CountingObserver(Observer):
             self.histogram = np.zeros((*shape, self.bins), np.int64)
         old = self.exponent.reshape(-1)
         new = np.maximum(old, exponent)
-        backend.of(new).double((new - old).astype(np.int64), self._counts())
+        backend.of(new).double_range((new - old).astype(np.int64), self._counts())
         self.exponent = new.reshape(self.exponent.shape)
 
     def _merge(self, other: Self) -> None:
@@ -88,7 +88,7 @@ class _CountingObserver(Observer):
         self._grow(exponent.size, exponent)
         theirs = other._counts().copy()
         shifts = (self.exponent.reshape(-1) - exponent).astype(np.int64)
-        backend.of(theirs).double(shifts, theirs)
+        backend.of(theirs).double_range(shifts, theirs)
         self.histogram = self.histogram + theirs.reshape(self.histogram.shape)
         super()._merge(other)
 
