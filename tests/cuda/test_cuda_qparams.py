@@ -17,7 +17,7 @@ from npquant.cuda.target import THREADS
 #: Ranges of all kinds, more than a block takes.
 ENDS = np.array([0.0, -0.0, 1.0, -1.0, 3e-40, -3e-40, 5.5, 1e30, -1e30, np.inf, -np.inf, np.nan])
 LEAST, GREATEST = (a.reshape(-1) for a in np.meshgrid(ENDS, ENDS))
-CHOICES = [name for name in qparams.__all__ if name.startswith("choose")]
+CHOICES = [name for name in cpu.__all__ if name.startswith("choose")]
 
 
 @pytest.mark.parametrize("name", CHOICES)
