@@ -16,7 +16,17 @@ import pytest
 
 import npquant as nq
 from npquant.arithmetic import beside
-from npquant.cuda import arrays, learnable, loops, reduce, target, to_host, walk
+from npquant.cuda import (
+    arrays,
+    extremes,
+    learnable,
+    loops,
+    reduce,
+    sums,
+    target,
+    to_host,
+    walk,
+)  # fmt: skip
 from npquant.layout import Layout, per_channel
 from npquant.optim import SGD
 
@@ -405,12 +415,13 @@ def test_channels_too_many_to_ask_for_several_rows(monkeypatch, channels, batch)
     x, y = (Nowhere().empty(None, (64, channels), np.dtype(np.float32), None) for _ in range(2))
     one = Nowhere().empty(None, (channels,), np.dtype(np.float32), None)
     by_channel = per_channel(x.shape, 1)
-    reduce.minmax(by_channel, x)
+    extremes.minmax(by_channel, x)
     learnable.learnable_gradients_per_channel(
         by_channel, x, x, one, one, (-8, 7, 1.0), "float32", y, one, one
     )
-    of = reduce.vectors
-    monkeypatch.setattr(reduce, "vectors", lambda *sizes: asked.append(sizes) or of(*sizes))
+    of = sums.vectors
+    for module in (extremes, sums):
+        monkeypatch.setattr(module, "vectors", lambda *sizes: asked.append(sizes) or of(*sizes))
     for kernel, *_, key, _ in noted:
         if kernel.name.endswith("_lanes"):
             kernel._make(*key)

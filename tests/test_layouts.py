@@ -29,7 +29,7 @@ from calls import (
 )
 from cases import assert_same
 from npquant import dtypes
-from npquant.cpu import loops, reduce, table, target, walk
+from npquant.cpu import loops, sums, table, target, walk
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -387,7 +387,7 @@ def test_more_channels_than_a_table_has():
 @pytest.mark.parametrize("name", [name for name in CALLS if "learnable" in name])
 def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
     """The last ones are fewer; two tiles each."""
-    monkeypatch.setattr(reduce, "MANY", 3)
+    monkeypatch.setattr(sums, "MANY", 3)
     for shape in ((8, 72), (5, 4100)):
         agree_however_it_lies(name, shape, 0)
 

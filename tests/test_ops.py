@@ -785,7 +785,7 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
     """Boxes of some channels and of parts of them, and rows side by side, some at a time."""
     monkeypatch.setattr("npquant.cpu.walk.PIECE", 100)
     monkeypatch.setattr("npquant.cpu.walk.ROOM", 1 << 15)
-    monkeypatch.setattr("npquant.cpu.reduce.MANY", 40)
+    monkeypatch.setattr("npquant.cpu.sums.MANY", 40)
     rng = np.random.default_rng(13)
     for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3),
                   (300, 260), (3, 5, 20, 30), (2, 12, 8192)):  # fmt: skip
@@ -816,7 +816,7 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
 
 @pytest.mark.parametrize("rows", [255, 256, 257, 512, 700])
 def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
-    monkeypatch.setattr("npquant.cpu.reduce.ROWS", 256)
+    monkeypatch.setattr("npquant.cpu.sums.ROWS", 256)
     rng = np.random.default_rng(14)
     x, g = (rng.normal(size=(rows, 8, 40)).astype(F32) for _ in range(2))
     g = np.ldexp(g, rng.integers(-30, 30, g.shape))

@@ -10,6 +10,7 @@ from npquant.cpu.adaround import (
     adaround_soft_backward,
 )
 from npquant.cpu.convert import convert
+from npquant.cpu.extremes import minmax_finite
 from npquant.cpu.fake_quantize import (
     copy,
     fake_quantize_decomposed,
@@ -72,7 +73,6 @@ from npquant.cpu.quantize import (
     quantize_per_tensor,
     quantize_per_token,
 )
-from npquant.cpu.reduce import minmax_finite
 
 __all__ = [
     "adam",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npquant.cpu.loops import Elementwise, ElementwiseOfSeveral
-from npquant.cpu.reduce import Total
+from npquant.cpu.sums import Total
 from npquant.formulas import adaround as f
 
 adaround_init = Elementwise(

@@ -10,8 +10,8 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from npquant.cpu import reduce
-from npquant.cpu.reduce import extremes
+from npquant.cpu import extremes
+from npquant.cpu.extremes import extremes_of
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import (
     GRAIN,
@@ -51,7 +51,7 @@ def range_of(x: Any, c: Any, channels: Any, inner: Any) -> Any:
             i = key(x[base + k])
             a, b = min(a, i), max(b, i)
     kind = type(bits(x[c * inner]))  # keys are made wider on the way
-    return extremes(kind(a), kind(b), item(x))
+    return extremes_of(kind(a), kind(b), item(x))
 
 
 def _ranges(
@@ -79,7 +79,7 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     """The least and the greatest element of each channel; of small arrays in one compiled call."""
     channels, inner, _ = granularity
     if not (few(granularity, x.size) and x.flags.carray):
-        return reduce.minmax(granularity, x)
+        return extremes.minmax(granularity, x)
     dtype = x.dtype
     least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
     x = x if x.ndim == 1 else x.ravel()

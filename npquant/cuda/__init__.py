@@ -11,6 +11,7 @@ from npquant.cuda.adaround import (
     adaround_soft_backward,
 )
 from npquant.cuda.convert import convert, inverse
+from npquant.cuda.extremes import minmax_finite
 from npquant.cuda.fake_quantize import (
     copy,
     fake_quantize_decomposed,
@@ -73,7 +74,6 @@ from npquant.cuda.quantize import (
     quantize_per_tensor,
     quantize_per_token,
 )
-from npquant.cuda.reduce import minmax_finite
 from npquant.cuda.target import SIMULATED
 from npquant.cuda.transfer import to_device, to_host
 

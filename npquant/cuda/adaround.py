@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npquant.cuda.loops import Elementwise, ElementwiseOfSeveral
-from npquant.cuda.reduce import Total
+from npquant.cuda.sums import Total
 from npquant.formulas import adaround as f
 
 adaround_init = Elementwise(f.rounding, f.adaround_init)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from npquant.cuda.loops import Elementwise
-from npquant.cuda.reduce import Gradients
+from npquant.cuda.sums import Gradients
 from npquant.formulas import learnable as f
 from npquant.formulas.fake_quantize import (
     fake_quantize_per_channel,

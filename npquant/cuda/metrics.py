@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npquant.cuda.reduce import Total
+from npquant.cuda.sums import Total
 from npquant.formulas import metrics as f
 
 dot = Total(f.product)

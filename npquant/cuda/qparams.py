@@ -11,7 +11,7 @@ from numba import types
 from npquant.cpu.storage import TYPES
 from npquant.cuda.arrays import device
 from npquant.cuda.convert import cast
-from npquant.cuda.reduce import minmax
+from npquant.cuda.extremes import minmax
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity

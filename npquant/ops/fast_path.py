@@ -17,8 +17,8 @@ from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.qparams import TOGETHER, few
-from npquant.cpu.reduce import NO_SUMS
 from npquant.cpu.strided import PIECE
+from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.dtypes import DType
 from npquant.layout import Granularity, memory_order

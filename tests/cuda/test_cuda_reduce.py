@@ -11,9 +11,9 @@ if not config.ENABLE_CUDASIM:
 from simulated import both, download, upload
 
 from npquant import cpu, layout
-from npquant.cpu.reduce import GROUP
+from npquant.cpu.sums import GROUP
 from npquant.cuda import learnable, metrics
-from npquant.cuda import reduce as twins
+from npquant.cuda import sums as twins
 from npquant.layout import TILE
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)

@@ -1,11 +1,11 @@
-"""What many elements become one of: minima and maxima, and the sums of the learnable gradients.
+"""Sums in a fixed order: of the learnable gradients, and of everything.
 
 A channel's elements, in C order of (outer, inner), are cut into tiles of TILE; a *task* is one tile
-of one channel, or of a block of channels that lie side by side. Minima and maxima do not depend on
-order. Sums do, so theirs is fixed (docs/numerics.md, "Sums"): element e of a tile goes to lane
-e % LANES, a lane adds in order in float64, the lanes are folded by halves, and tiles are added in
-order, GROUP at a time. The sums of a tensor are those of its rows, added as tiles are. Every walk
-below adds in this order, so layouts and threads do not change a bit.
+of one channel, or of a block of channels that lie side by side. The order of a sum is fixed
+(docs/numerics.md, "Sums"): element e of a tile goes to lane e % LANES, a lane adds in order in
+float64, the lanes are folded by halves, and tiles are added in order, GROUP at a time. The sums of
+a tensor are those of its rows, added as tiles are. Every walk below adds in this order, so layouts
+and threads do not change a bit.
 """
 
 from __future__ import annotations
@@ -18,30 +18,13 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import table
-from npquant.cpu.lanes import (
-    LANES,
-    TOGETHER,
-    add_columns,
-    add_terms,
-    folded,
-    sums_together,
-)
-from npquant.cpu.memory import bare, fetch, from_line, local, near, to_line
+from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
+from npquant.cpu.memory import bare, fetch, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
-from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, VIEWS, every_second, gather, room, scatter, taken
+from npquant.cpu.strided import VIEWS, every_second, gather, room, scatter, taken
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import (
-    GRAIN,
-    Kernel,
-    Types,
-    array_type,
-    called,
-    usual,
-)
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type, called, usual
 from npquant.cpu.walk import (
-    as_they_lie,
-    by_view,
     channel_pieces,
     last_axes_joined,
     plain,
@@ -51,27 +34,13 @@ from npquant.cpu.walk import (
     turned,
     views_in_boxes,
 )
-from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import TILE, Granularity, Layout, Spans, rows_of_tensor
-from npquant.primitives import (
-    bits,
-    each,
-    item,
-    key,
-    keys_between,
-    masked,
-    store,
-    unsigned,
-    value,
-    widen,
-)
+from npquant.layout import TILE, Granularity, Spans, rows_of_tensor
+from npquant.primitives import each, item, masked, store
 
 Array = np.ndarray[Any, Any]
 
 #: Tiles that are added one after another.
 GROUP = 256
-#: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
-WIDE = 1024
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache. Of a longer
 #: run CHUNK, in loops whose length the compiler knows: it leaves nothing of them but vectors.
 STRIP, CHUNK = 256, 128
@@ -95,218 +64,6 @@ MANY = 1 << 15
 ROWS = 1 << 13
 #: What stands for gradients where sums of tiles are asked for, and the other way round.
 NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
-
-
-# --- minima and maxima ------------------------------------------------------------------------
-
-
-@register_jitable
-def _run_of_bits(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
-    base = np.uintp(begin)
-    most = least = bits(x[base])
-    farthest = unsigned(most)
-    for k in range(np.uintp(n)):
-        i = bits(x[base + k])
-        most, least, farthest = max(most, i), min(least, i), max(farthest, unsigned(i))
-    a, b = keys_between(most, least, farthest, x[base])
-    return min(low, a), max(high, b)
-
-
-@register_jitable
-def _run_of_finite(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
-    base = np.uintp(begin)
-    for k in range(np.uintp(n)):
-        low = min(low, finite_key_above(x[base + k]))
-        high = max(high, finite_key_below(x[base + k]))
-    return low, high
-
-
-class Extremes:
-    """x -> the least and the greatest element of each channel, in one pass.
-
-    Parameters
-    ----------
-    low, high : callable
-        ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
-    run : callable
-        ``run(x, begin, n, low, high) -> (low, high)``, the keys after a run of `n` more elements.
-    """
-
-    def __init__(
-        self, low: Callable[..., Any], high: Callable[..., Any], run: Callable[..., Any]
-    ) -> None:
-        def runs(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
-            least: Any, greatest: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (channel, tile): the least and the greatest key of each."""
-            tiles = least.shape[1]
-            for task in range(begin, end):
-                c = task // tiles
-                tile = task - c * tiles
-                left = min(count - tile * TILE, TILE)
-                row = tile * TILE // inner
-                i = tile * TILE - row * inner
-                v = x[(row * channels + c) * inner + i]
-                lo, hi = low(v), high(v)
-                while left > 0:
-                    m = min(inner - i, left)
-                    lo, hi = run(x, (row * channels + c) * inner + i, m, lo, hi)
-                    left -= m
-                    row += 1
-                    i = 0
-                least[c, tile] = lo
-                greatest[c, tile] = hi
-
-        def beside(
-            begin: Any, end: Any, run: Any, beside: Any, rows: Any, x: Any,
-            least: Any, greatest: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (span, tile of so many rows): the least and the greatest key of every column.
-
-            Some rows are seen as one, or a loop would be as short as a row.
-            """
-            tiles = least.shape[1]
-            most = beside
-            while 2 * most <= WIDE:
-                most *= 2
-            lo, hi = from_line(most, least), from_line(most, least)
-            for task in range(begin, end):
-                a = task // tiles
-                tile = task - a * tiles
-                n = (min(run, (tile + 1) * rows) - tile * rows) * beside
-                width = most
-                while width > n:
-                    width //= 2
-                first = np.uintp((a * run + tile * rows) * beside)
-                for k in range(np.uintp(width)):
-                    lo[k], hi[k] = low(x[first + k]), high(x[first + k])
-                whole = width + (n - width) // (4 * width) * 4 * width
-                by = np.uintp(width)
-                for start in range(width, whole, 4 * width):
-                    base = first + np.uintp(start)
-                    for k in range(by):
-                        p, q = x[base + k], x[base + by + k]
-                        r, s = x[base + by + by + k], x[base + by + by + by + k]
-                        lo[k] = min(lo[k], min(min(low(p), low(q)), min(low(r), low(s))))
-                        hi[k] = max(hi[k], max(max(high(p), high(q)), max(high(r), high(s))))
-                for start in range(whole, n, width):
-                    base = first + np.uintp(start)
-                    for k in range(np.uintp(min(width, n - start))):
-                        lo[k] = min(lo[k], low(x[base + k]))
-                        hi[k] = max(hi[k], high(x[base + k]))
-                while width > beside:  # halves are folded
-                    width //= 2
-                    half = np.uintp(width)
-                    for k in range(half):
-                        lo[k] = min(lo[k], lo[half + k])
-                        hi[k] = max(hi[k], hi[half + k])
-                for c in range(np.uintp(beside)):
-                    row = np.uintp(a * beside) + c
-                    least[row, tile], greatest[row, tile] = lo[c], hi[c]
-
-        def apart(
-            begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
-        ) -> None:
-            """As `runs`, of data that are not flat."""
-            tiles = least.shape[1]
-            packed = np.empty(TILE, x.dtype)
-            for task in range(begin, end):
-                c = task // tiles
-                tile = task - c * tiles
-                m = min(count - tile * TILE, TILE)
-                gather(x, view, c * count + tile * TILE, m, packed, 0)
-                lo, hi = low(packed[0]), high(packed[0])
-                least[c, tile], greatest[c, tile] = run(packed, 0, m, lo, hi)
-
-        self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
-        self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
-        self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _extremes_signature)
-
-    def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
-        dtype: Any = x.dtype
-        kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
-        if x.size == 0:
-            return np.empty(0, dtype), np.empty(0, dtype)
-        order = rows_in_memory(granularity, x)
-        if order is not None:
-            x = x.transpose(order)
-        channels = granularity.channels
-        count = x.size // channels
-        found, axes = as_they_lie(granularity, x)
-        if isinstance(found, Layout) and found.inner == 1 and channels > 1:
-            found = Spans(1, count, channels)
-        tile = TILE
-        if isinstance(found, Spans):
-            tile = max(-(-count // max(1, MANY // channels)), 4 * GRAIN // found.beside, 1)
-        shape = channels, -(-count // tile)
-        least, greatest = np.empty(shape, kind), np.empty(shape, kind)
-        dtypes = dtype, least.dtype
-        if found is not None:
-            flat = x if axes is None else x.transpose(axes)
-            kernel, n, how = self._runs, least.size, (*found, count)
-            if isinstance(found, Spans):
-                kernel, n, how = self._beside, found.outer * shape[1], (*found[1:], tile)
-            kernel(n, x.size, (*how, flat.reshape(x.size), least, greatest), (key_of(flat), kind))
-        elif (seen := by_view(granularity, x)) is not None:
-            view, memory = seen
-            self._apart(least.size, x.size, (view, count, memory, least, greatest), dtypes)
-        else:
-            for layout, some, tiles, (flat,) in channel_pieces(
-                granularity, (x,), (), TILE, ordered=False
-            ):
-                part = flat, least[some, tiles], greatest[some, tiles]
-                args = *layout, flat.size // layout.channels, *part
-                self._runs(part[1].size, flat.size, args, dtypes)
-        lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
-        _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
-        if order is not None:
-            back = tuple(np.argsort(order))
-            lo, hi = (turned(v, x.shape, back).reshape(-1) for v in (lo, hi))
-        return lo, hi
-
-
-def _extremes_signature(dtype: Any, kind: Any) -> Types:
-    keys = types.Array(TYPES[kind], 2, "A")
-    return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
-
-
-def _apart_signature(dtype: Any, kind: Any) -> Types:
-    return VIEW, types.intp, *_extremes_signature(dtype, kind)[3:]
-
-
-_KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
-
-#: NaN where there is one.
-minmax = Extremes(key, key, _run_of_bits)
-
-#: Of what is finite in float32; +inf and -inf where nothing is.
-minmax_finite = Extremes(finite_key_above, finite_key_below, _run_of_finite)
-
-
-@register_jitable
-def extremes(low: Any, high: Any, kind: Any) -> Any:
-    """The two values of the keys, of the type of `kind`."""
-    u, v = value(low, kind), value(high, kind)
-    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
-    return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
-
-
-def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
-    """The keys of the tiles of a channel -> its two values."""
-    for c in range(begin, end):
-        a, b = least[c, 0], greatest[c, 0]
-        for tile in range(1, least.shape[1]):
-            a, b = min(a, least[c, tile]), max(b, greatest[c, tile])
-        lo[c], hi[c] = extremes(a, b, item(lo))
-
-
-def _tiles_signature(dtype: Any, kind: Any) -> Types:
-    keys = types.Array(TYPES[kind], 2, "C")
-    return keys, keys, array_type(dtype), array_type(dtype)
-
-
-_of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 
 # --- learnable gradients ----------------------------------------------------------------------

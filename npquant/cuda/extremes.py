@@ -1,0 +1,226 @@
+"""Minima and maxima of channels, which depend on no order: a block finds those of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from npquant.cpu.lanes import LANES
+from npquant.cuda.arrays import DeviceArray, device
+from npquant.cuda.reduce import COUNT, Shape, divided, parts_of, place_of, run
+from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.vectors import moved, vectors
+from npquant.cuda.walk import pieces
+from npquant.formulas.base import formula
+from npquant.formulas.histogram import finite_key_above, finite_key_below
+from npquant.layout import TILE, Granularity
+from npquant.primitives import item, key, value, widen
+
+_KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+
+
+def _kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The integers that keys are, and those that are compared: registers are of 32 bits."""
+    kind: Any = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
+    return kind.type, np.int32 if kind.itemsize < 4 else kind.type
+
+
+@formula
+def _write_extremes(c: Any, a: Any, b: Any, least: Any, greatest: Any) -> None:
+    """The keys of a channel -> its two values."""
+    u, v = value(a, item(least)), value(b, item(least))
+    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
+    least[c] = u if widen(v) == widen(v) else v
+    greatest[c] = v if widen(u) == widen(u) else u
+
+
+@formula
+def _fold_extremes(t: Any, lows: Any, highs: Any, rows: Any, width: Any) -> None:
+    """Rows of `width` by halves, to the first."""
+    h = rows // 2
+    while h > 0:
+        cuda.syncthreads()
+        if t < h * width:
+            lows[t] = min(lows[t], lows[t + h * width])
+            highs[t] = max(highs[t], highs[t + h * width])
+        h //= 2
+    cuda.syncthreads()
+
+
+class Extremes:
+    """x -> the least and the greatest element of each channel, in one pass.
+
+    Parameters
+    ----------
+    low, high : callable
+        ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
+    """
+
+    def __init__(self, low: Callable[..., Any], high: Callable[..., Any]) -> None:
+        self._low, self._high = low, high
+        self.runs = Kernel(self._make_runs, f"extremes_{low.__name__}_runs")
+        self.lanes = Kernel(self._make_lanes, f"extremes_{low.__name__}_lanes")
+
+    def __call__(self, granularity: Granularity, x: Any) -> tuple[DeviceArray, DeviceArray]:
+        x = device(x)
+        channels = granularity.channels if x.size else 0
+        found = x.new((channels,), x.dtype), x.new((channels,), x.dtype)
+        if not x.size:
+            return found
+        for layout, (flat,) in pieces(granularity, (x,), ()):
+            shape = Shape.of(layout, x.size)
+            across = shape.beside or shape.short
+            wide, blocks, pitch, jump = shape.across() if across else (1, channels, 1, 1)
+            parts, span = parts_of(shape.length, blocks, LANES * LANES if across else TILE)
+            whole = parts == 1
+            kind = x.dtype if whole else np.dtype(_kinds(x.dtype)[0])
+            to = found if whole else [x.new((channels * parts,), kind) for _ in range(2)]
+            rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
+            if across:
+                args = (channels, blocks, pitch, jump, shape.length, *rest)
+                key: tuple[Any, ...] = (x.dtype, wide, shape.beside, shape.batch, whole)
+                self.lanes(blocks * parts, wide * LANES, args, key, x.stream())
+            else:
+                # Longer loops over the elements of a vector would not be unrolled.
+                key = (x.dtype, min(shape.width(flat), 8), shape.single, whole)
+                self.runs(channels * parts, THREADS, (*shape, *rest), key, x.stream())
+            if not whole:
+                args = (parts, *(a.argument() for a in (*to, *found)))
+                _all_parts(channels, THREADS, args, (x.dtype,), x.stream())
+        return found
+
+    def _make_runs(
+        self, x: Any, width: int, single: bool, whole: bool
+    ) -> tuple[Callable[..., None], Types]:
+        low, high, load = self._low, self._high, vectors(width, 1).load
+        kind, number = _kinds(x)
+        shared = getattr(types, np.dtype(number).name)
+        step = width * THREADS
+
+        def kernel(
+            channels: Any, inner: Any, length: Any, parts: Any, span: Any, x: Any, least: Any,
+            greatest: Any,
+        ) -> None:  # fmt: skip
+            """A block for each (channel, part)."""
+            lows = cuda.shared.array(THREADS, shared)
+            highs = cuda.shared.array(THREADS, shared)
+            t, (c, part) = cuda.threadIdx.x, divided(cuda.blockIdx.x, parts)
+            start = part * span
+            left = min(length - start, span)
+            if single:
+                begin, skip = c * inner + start, COUNT(0)
+            else:
+                begin, skip = run(c, start, channels, inner)
+            data = moved(x, begin)
+            first = data[np.int64(skip)]
+            lo, hi = number(low(first)), number(high(first))
+            for e in range(t * width, left, 2 * step):
+                if e + step + width <= left:
+                    to, then = COUNT(skip + COUNT(e)), COUNT(skip + COUNT(e + step))
+                    if single:
+                        places = np.int64(to), np.int64(then)
+                    else:
+                        places = place_of(to, channels, inner), place_of(then, channels, inner)
+                    found = load((moved(data, places[0]),), COUNT(0), COUNT(0))
+                    others = load((moved(data, places[1]),), COUNT(0), COUNT(0))
+                    for k in range(width):
+                        for v in (found[0][k], others[0][k]):
+                            lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
+                else:
+                    for u in range(2):
+                        for i in range(e + u * step, min(e + u * step + width, left)):
+                            to = COUNT(skip + COUNT(i))
+                            v = data[np.int64(to) if single else place_of(to, channels, inner)]
+                            lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
+            lows[t], highs[t] = lo, hi
+            _fold_extremes(t, lows, highs, THREADS, 1)
+            if t == 0:
+                if whole:
+                    _write_extremes(c, kind(lows[0]), kind(highs[0]), least, greatest)
+                else:
+                    least[c * parts + part], greatest[c * parts + part] = lows[0], highs[0]
+
+        to = pointer(x if whole else kind)
+        return kernel, (*[types.int64] * 5, pointer(x), to, to)
+
+    def _make_lanes(
+        self, x: Any, wide: int, beside: bool, batch: int, whole: bool
+    ) -> tuple[Callable[..., None], Types]:
+        low, high, load = self._low, self._high, vectors(1, batch).load
+        kind, number = _kinds(x)
+        shared, room = getattr(types, np.dtype(number).name), LANES * wide
+
+        def kernel(
+            channels: Any, blocks: Any, pitch: Any, jump: Any, length: Any, parts: Any, span: Any,
+            x: Any, least: Any, greatest: Any,
+        ) -> None:  # fmt: skip
+            """A block for each (part, `wide` channels): a thread takes every LANES-th element."""
+            lows = cuda.shared.array(room, shared)
+            highs = cuda.shared.array(room, shared)
+            t, (part, block) = cuda.threadIdx.x, divided(cuda.blockIdx.x, blocks)
+            if beside:
+                lane, k = t // wide, t % wide
+            else:
+                lane, k = t % LANES, t // LANES
+            c = min(block * wide + k, channels - 1)
+            start = part * span
+            left, begin = min(length - start, span), start * pitch + c * jump
+            first = x[begin]
+            lo, hi = number(low(first)), number(high(first))
+            x = moved(x, begin + lane * pitch)
+            step, e = LANES * pitch, lane
+            while e < left:
+                if e + (batch - 1) * LANES < left:
+                    found = load((x,), COUNT(0), COUNT(step))
+                    for u in range(batch):
+                        lo = min(lo, number(low(found[0][u])))
+                        hi = max(hi, number(high(found[0][u])))
+                    e += batch * LANES
+                    x = moved(x, batch * step)
+                else:
+                    lo, hi = min(lo, number(low(x[0]))), max(hi, number(high(x[0])))
+                    e += LANES
+                    x = moved(x, step)
+            lows[lane * wide + k], highs[lane * wide + k] = lo, hi
+            _fold_extremes(t, lows, highs, LANES, wide)
+            if lane == 0 and block * wide + k < channels:
+                if whole:
+                    _write_extremes(c, kind(lows[k]), kind(highs[k]), least, greatest)
+                else:
+                    least[c * parts + part], greatest[c * parts + part] = lows[k], highs[k]
+
+        to = pointer(x if whole else kind)
+        return kernel, (*[types.int64] * 7, pointer(x), to, to)
+
+
+def _make_all_parts(x: Any) -> tuple[Callable[..., None], Types]:
+    kind, number = _kinds(x)
+    shared = getattr(types, np.dtype(number).name)
+
+    def kernel(parts: Any, lows_of: Any, highs_of: Any, least: Any, greatest: Any) -> None:
+        """A block for each channel."""
+        lows = cuda.shared.array(THREADS, shared)
+        highs = cuda.shared.array(THREADS, shared)
+        t, c = cuda.threadIdx.x, np.int64(cuda.blockIdx.x)
+        lo, hi = number(lows_of[c * parts]), number(highs_of[c * parts])
+        for i in range(c * parts + t, (c + 1) * parts, THREADS):
+            lo, hi = min(lo, number(lows_of[i])), max(hi, number(highs_of[i]))
+        lows[t], highs[t] = lo, hi
+        _fold_extremes(t, lows, highs, THREADS, 1)
+        if t == 0:
+            _write_extremes(c, kind(lows[0]), kind(highs[0]), least, greatest)
+
+    keys, data = pointer(kind), pointer(x)
+    return kernel, (types.int64, keys, keys, data, data)
+
+
+_all_parts = Kernel(_make_all_parts, "extremes_of_parts")
+
+#: NaN where there is one.
+minmax = Extremes(key, key)
+
+#: Of what is finite in float32; +inf and -inf where nothing is.
+minmax_finite = Extremes(finite_key_above, finite_key_below)
