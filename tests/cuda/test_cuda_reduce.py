@@ -10,9 +10,9 @@ if not config.ENABLE_CUDASIM:
 
 from simulated import both, download, upload
 
-from npquant import cpu, layout
+from npquant import cpu, cuda, layout
 from npquant.cpu.sums import GROUP
-from npquant.cuda import learnable, metrics
+from npquant.cuda import learnable, metrics, reduce
 from npquant.cuda import sums as twins
 from npquant.layout import TILE
 
@@ -109,7 +109,7 @@ def test_gradients_of_dtypes(where, dtype):
 @pytest.mark.parametrize("where", ["short rows", "last of more"])
 def test_channels_far_apart(where, monkeypatch):
     """One element at once, as where 32 bits do not hold how far several lie."""
-    monkeypatch.setattr(twins, "BATCH", 1)
+    monkeypatch.setattr(reduce, "BATCH", 1)
     shape, granularity = LAYOUTS[where]
     gradients("learnable_gradients_per_channel", shape, granularity)
     extremes("minmax", data(shape), granularity)
@@ -171,7 +171,7 @@ def test_total_of_nothing():
 
 def extremes(name, x, granularity):
     call = lambda kernel, inputs, _: kernel(granularity(x.shape), *inputs)
-    return both(getattr(cpu, name), getattr(twins, name), [x], [], call)
+    return both(getattr(cpu, name), getattr(cuda, name), [x], [], call)
 
 
 @pytest.mark.parametrize("where", LAYOUTS)
