@@ -243,17 +243,27 @@ def test_an_edited_formula_is_seen(tmp_path):
     assert got == ["[-1, 4, 6, 7] 1", "[-8, -8, -8, 1] 1", "[-8, -8, -8, 1] 0"]
 
 
+@pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("home", [True, False])
-def test_a_package_that_cannot_be_written_to(tmp_path, home):
-    """Root may write to whatever is read-only: so a file lies where the folder would be."""
-    (package(tmp_path) / "cpu" / "__pycache__").touch()
+def test_folders_that_cannot_be_written_to(tmp_path, home, beside):
+    """Root may write to whatever is read-only: so a file lies where a folder would be.
+
+    The home comes before the package, in which pip would leave what it did not install.
+    """
+    folder = package(tmp_path) / "cpu" / "__pycache__"
+    if not beside:
+        folder.touch()
     nowhere, place = tmp_path / "file", tmp_path / "home"
     nowhere.touch()
     place.mkdir()
     env = {"HOME": str(place if home else nowhere), "NUMBA_CACHE_DIR": str(nowhere / "cache")}
     got = end(start(tmp_path, "float32", "float64", **env))
-    assert got == "[-1, 4, 6, 7] " + ("2" if home else "0 RuntimeWarning")
-    assert len(entries(place)) == (2 if home else 0)
+    assert got == "[-1, 4, 6, 7] " + ("2" if home or beside else "0 RuntimeWarning")
+    assert len(entries(place)) == 2 * home
+    if home:
+        assert not folder.is_dir()
+    elif beside:
+        assert len(entries(folder)) == 2
 
 
 def test_processes_that_compile_at_once(tmp_path):

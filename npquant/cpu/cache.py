@@ -1,7 +1,9 @@
 """Compiled kernels on disk, such that no disk fails a call and no stale or damaged code is run.
 
-It stands where Numba's cache would, in the same folders, and differs in three ways:
+It stands where Numba's cache would, and differs in four ways:
 
+- The user's folder comes before the package's own. What lies there pip leaves behind, and Python
+  takes the folder that is left for a package.
 - What goes wrong with the disk is a warning, once, and kernels are compiled in memory. Numba
   raises it.
 - An entry has a digest of itself, of its key and of the package's sources. Numba looks at the file
@@ -27,7 +29,7 @@ import llvmlite
 import numba
 import numba.core.runtime._nrt_python as runtime
 from llvmlite.binding import add_symbol
-from numba.core.caching import FunctionCache, NullCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache
 from numba.core.serialize import dumps
 
 
@@ -119,8 +121,18 @@ def _told(value: Any) -> str:
     return f"{type(value).__name__}:{value!r}"
 
 
+class _Folders(CompileResultCacheImpl):
+    """Numba's, of which the first that can be written to is taken."""
+
+    _locator_classes = sorted(
+        CompileResultCacheImpl._locator_classes, key=lambda kind: "InTree" in kind.__name__
+    )
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache of one function, with entries of our own and without exceptions."""
+
+    _impl_class = _Folders
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
