@@ -1,5 +1,8 @@
 """npquant: PyTorch's quantization numerics for NumPy, bit for bit, without PyTorch."""
 
+import importlib as _importlib
+from typing import Any as _Any
+
 from npquant.meta import ArraySpec
 from npquant.ops.adaround import (
     adaround_codes,
@@ -101,3 +104,12 @@ __all__ = [
     "quantize_per_tensor",
     "quantize_per_token",
 ]
+
+#: What is imported when it is first asked for: an import of npquant takes no longer for it.
+_LATER = frozenset({"adaround", "autograd", "cuda", "gptq", "metrics", "modules", "optim"})
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LATER:
+        return _importlib.import_module(f"npquant.{name}")
+    raise AttributeError(f"module 'npquant' has no attribute {name!r}")

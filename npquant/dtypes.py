@@ -71,7 +71,9 @@ def canonical(dtype: Any, name: str) -> DType:
             warnings.simplefilter("error")  # NumPy's deprecated names are none of ours
             found = native_order(np.dtype(dtype))
     except Exception:  # of many kinds: NumPy parses strings as Python, and asks objects
-        raise TypeError(f"{name} must be a NumPy dtype, got {show(dtype)}") from None
+        raise TypeError(
+            f"{name} must be a NumPy dtype, such as {names(BOUNDS)}, got {show(dtype)}"
+        ) from None
     if dtype is None:
         raise TypeError(f"{name} must be a NumPy dtype, got None")
     return found

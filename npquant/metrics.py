@@ -7,7 +7,6 @@ size of the arrays, but for float64 whose squares leave float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ def sqnr(reference: Array, actual: Array) -> float:
     20.0
     """
     a, b = _two(reference, actual)
-    (signal, x), (noise, y) = _scaled(cpu.dot, a, a), _scaled(cpu.total_squared_difference, a, b)
+    (signal, x), (noise, y) = _square(a), _squared_difference(a, b)
     if signal != signal or noise != noise or signal == noise == 0:
         return math.nan
     return 10 * (_log10(signal) - _log10(noise) + 2 * (x - y) * _log10(2))
@@ -115,7 +114,7 @@ def cosine(reference: Array, actual: Array) -> float:
     0.96
     """
     a, b = _two(reference, actual)
-    (u, x), (v, y) = _scaled(cpu.dot, a, a), _scaled(cpu.dot, b, b)
+    (u, x), (v, y) = _square(a), _square(b)
     lengths = math.sqrt(u) * math.sqrt(v)
     if lengths == 0:
         return math.nan
@@ -162,14 +161,27 @@ def max_code_difference(reference: Array, actual: Array) -> int:
     return int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max())
 
 
-def _scaled(total: Callable[..., float], a: Array, b: Array) -> tuple[float, int]:
-    """The sum of squares or products divided by 4**e, and e: 0 unless they leave float64."""
-    found = total((a, b))
-    if 2.0**-900 <= abs(found) < math.inf or dtypes.float64 not in (a.dtype, b.dtype):
+def _square(a: Array) -> tuple[float, int]:
+    """The sum of squares divided by 4**e, and e: 0 unless they leave float64."""
+    found = cpu.dot((a, a))
+    if a.dtype != dtypes.float64 or 2.0**-900 <= found < math.inf:
         return found, 0
-    reach = max(abs(float(v)) for x in (a, b) for v in (x.min(), x.max()))
+    reach = max(abs(float(a.min())), abs(float(a.max())))
     e = math.frexp(reach)[1] if 0 < reach < math.inf else 0
-    return total((_divided(a, e), _divided(b, e))), e
+    return cpu.dot((_divided(a, e),) * 2), e
+
+
+def _squared_difference(a: Array, b: Array) -> tuple[float, int]:
+    """The same of the difference."""
+    found = cpu.total_squared_difference((a, b))
+    if dtypes.float64 not in (a.dtype, b.dtype) or 2.0**-900 <= found < math.inf:
+        return found, 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        d, half = np.subtract(a, b, dtype=np.float64), 0
+        if np.isinf(d).any():
+            d, half = _divided(a, 1) - _divided(b, 1), 1
+    found, e = _square(d)
+    return found, e + half
 
 
 def _divided(a: Array, e: int) -> Array:

@@ -456,6 +456,10 @@ def test_loss():
     output, target = np.array([[1, 2]], F32), np.array([[3, 2]], F32)
     assert loss.reconstruction(output, target) == 2
     assert_same(loss.reconstruction_backward(output, target), np.array([[-2, 0]], F32))
+    assert loss.reconstruction(np.float32(1.5), np.float32(1)) == 0.25
+    for lay in (np.asfortranarray, np.ascontiguousarray):
+        got = loss.reconstruction_backward(lay(np.ones((3, 4), F32)), lay(np.zeros((3, 4), F32)))
+        assert got.strides == lay(np.ones((3, 4), F32)).strides
     alone = loss.reconstruction_backward(output[0, 0:1].reshape(()), target[0, 0:1].reshape(()))
     assert_same(alone, np.array(-4, F32))
 

@@ -840,7 +840,7 @@ REFUSED = {
         ValueError,
         "target must be a result",
     ),
-    "no target": (lambda: with_result()[0].gradient(2.0, X), TypeError, "target must be a NumPy"),
+    "no target": (lambda: with_result()[0].gradient(2.0, X), TypeError, "target must be an arr"),
     "no source": (
         lambda: (lambda tape, x, y: tape.gradient(y, [x, None], X))(*with_result()),
         TypeError,

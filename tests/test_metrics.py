@@ -102,6 +102,14 @@ def test_squares_that_leave_float64(size):
         assert sqnr(v, one) == pytest.approx(20 * math.log10(size), rel=2**-40)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e100, 1e300])
+def test_differences_whose_squares_are_nothing(size):
+    """Beside a signal whose square may leave float64 too."""
+    a, b = np.array([size, 1e-170]), np.array([size, 2e-170])
+    decibels = 20 * (math.log10(size) + 170)
+    assert sqnr(a, b) == pytest.approx(decibels, rel=2**-40)
+
+
 def test_codes():
     assert max_code_difference(np.array([-128], np.int8), np.array([127], np.int8)) == 255
     assert max_code_difference(np.array([0], np.uint8), np.array([255], np.uint8)) == 255

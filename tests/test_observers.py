@@ -646,7 +646,19 @@ def test_a_range_that_float32_does_not_hold(kind, qscheme):
     assert 1e35 < scale[0] < 3e36
     if kind is PercentileObserver and qscheme == "per_tensor_affine":
         low, high = observer._range()
-        assert scale == np.float32((high - low) / 255)
+        assert scale == np.float32((np.float64(high) - low) / 255)
+
+
+@pytest.mark.parametrize("kind", COUNTING)
+def test_a_channel_of_such_a_range_leaves_others_alone(kind):
+    rows = data((6, 60)).astype(np.float32)
+    far = np.resize(np.array([-3.4e38, 3.4e38], np.float32), (1, 60))
+    alone, beside = (kind(bins=4096, ch_axis=0) for _ in range(2))
+    alone(rows)
+    beside(np.concatenate([rows, far]))
+    pairs = zip(alone.calculate_qparams(), beside.calculate_qparams(), strict=True)
+    assert all((a == b[:-1]).all() for a, b in pairs)
+    assert np.isfinite(beside.calculate_qparams()[0]).all()
 
 
 @pytest.mark.parametrize("kind", [HistogramObserver, *COUNTING])

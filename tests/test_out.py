@@ -1,5 +1,6 @@
 """`out`: the result is `out` itself, with the bits of the call without, wherever `out` lies."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -120,6 +121,29 @@ def test_in_place_piece_by_piece(name):
         (expected,) = results(name, kwargs)
         assert results(name, kwargs | {"out": x})[0] is x
         assert_same(x, expected, (shape, axis))
+
+
+@pytest.mark.parametrize("n", [8, 200, 20_000])
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("target", [np.int16, np.uint16])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_codes_that_take_the_place_of_data(dtype, target, wide, n):
+    """Every quantize op, through a view of the same width: data are not looked at twice."""
+    x = np.random.default_rng(0).normal(0, 30, (2, n)).astype(dtype)
+    kinds = (np.float64, np.int64) if wide else (np.float32, np.int32)
+    bounds = np.iinfo(target).min, np.iinfo(target).max, target
+    s, z = (np.array(v, k) for v, k in zip(([0.1, 0.3], [0, 1]), kinds, strict=True))
+    groups = np.repeat(s, 2), np.repeat(z, 2)
+    for op, args in (
+        (nq.quantize_per_tensor, (0.1, 0, *bounds)),
+        (nq.quantize_per_channel, (s, z, 0, *bounds)),
+        (nq.quantize_per_token, (s, z, *bounds)),
+        (nq.quantize_per_channel_group, (*groups, *bounds, n // 2)),
+    ):
+        for rounding in ("reciprocal", "divide"):
+            expected, there = op(x, *args, rounding=rounding), x.copy()
+            got = op(there, *args, rounding=rounding, out=there.view(target))
+            assert_same(got, expected, (op.__name__, rounding))
 
 
 def test_in_place_of_another_dtype():

@@ -247,7 +247,8 @@ def test_counts_and_extremes_belong_together(make):
     for change in (
         {"min_val": np.array(np.nan, F32)},
         {"min_val": np.array(-np.inf, F32)},
-        {"histogram": np.zeros_like(counts)},
+        # PyTorch's own counts nothing of a range beyond float32.
+        *([{"histogram": np.zeros_like(counts)}] * (make is not HistogramObserver)),
         {"histogram": np.full_like(counts, 2**62)},
         {"min_val": empty["min_val"], "max_val": empty["max_val"]},
     ):

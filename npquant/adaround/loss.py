@@ -223,8 +223,9 @@ class AdaroundLoss:
         """
         a, b = _pair(output, target)
         compute = dtypes.compute(a.dtype)
-        gradient = np.empty(a.shape, compute)
-        np.subtract(a.astype(compute), b.astype(compute), out=gradient)
+        gradient: Array = np.empty_like(a, compute, subok=False)
+        wide = a.astype(compute, copy=False), b.astype(compute, copy=False)
+        np.subtract(*wide, out=gradient)
         gradient *= compute.type(2 / a.size)
         return gradient.astype(a.dtype, copy=False)
 
@@ -237,7 +238,7 @@ def _decider(V: Any) -> Any:
 
 
 def _pair(output: Any, target: Any) -> tuple[Array, Array]:
-    a = checks.host_array(output, "output", dtypes.FLOATS)
+    a = checks.host_array(output, "output", dtypes.FLOATS, (np.ndarray, np.generic))
     b = checks.same(target, "target", a)
     if a.size == 0:
         raise ValueError(f"output must have elements, got shape {a.shape}")

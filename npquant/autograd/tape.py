@@ -347,11 +347,15 @@ class Tape:
             if not (isinstance(source, Parameter) or is_array(source)):
                 raise TypeError(f"sources must be arrays and Parameters, got {show(source)}")
         if not is_array(target):
-            raise TypeError(f"target must be a NumPy array, got {show(target)}")
+            raise TypeError(
+                "target must be an array that tape.apply returned (NumPy's own arithmetic is not "
+                f"recorded), got {show(target)}"
+            )
         if id(target) not in self._variables:
             raise ValueError(
                 f"target must be a result that this tape traced to a Parameter or a watched array, "
-                f"got {show(target)} that it does not know"
+                f"got {show(target)} that it does not know (was each step taken by tape.apply, "
+                "with the Parameter itself?)"
             )
         shape, _ = kind(target)
         if grad is None:

@@ -464,8 +464,12 @@ _NOT_IN_FLOAT32 = FLOATS - {float32}
 
 
 def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
-    """Of data that float32 holds, float64 scales, and integers it holds in its last bits."""
-    return x.base in _IN_FLOAT32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
+    """Of data that float32 holds, float64 scales, and integers it holds in its last bits.
+
+    Not of codes as wide as the data: they may lie where these do, which a second look would miss.
+    """
+    apart = x.base.itemsize != y.itemsize
+    return apart and x.base in _IN_FLOAT32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
 
 
 class Tried(Elementwise):

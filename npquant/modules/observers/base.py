@@ -202,7 +202,10 @@ class Observer(Module):
         if self._unset:
             warnings.warn("nothing was observed: the scale is 1, the zero point 0", stacklevel=2)
             return np.ones(1, FLOAT), np.zeros(1, np.int64)
-        least, greatest = self._range()
+        return self._choose(*self._range())
+
+    def _choose(self, least: Array, greatest: Array) -> tuple[Array, Array]:
+        """Scale and zero point of a range, computed in its dtype."""
         lib: Any = backend.of(least)
         code: dtypes.DType
         if self.qscheme == FLOAT_QPARAMS:
@@ -220,7 +223,7 @@ class Observer(Module):
         return scale, zero_point
 
     def _range(self) -> tuple[Array, Array]:
-        """The range that the qparams cover, one element a channel, in the dtype to compute in."""
+        """The range that the qparams cover, one element a channel."""
         return flat(self.min_val), flat(self.max_val)
 
     # --- merging and state --------------------------------------------------------------------
@@ -340,5 +343,5 @@ def check_counts(prefix: str, state: Mapping[str, Array]) -> None:
             f"state_dict[{prefix + 'min_val'!r}] must be finite, as max_val, or inf and that -inf "
             f"where nothing was seen, got {show(least)} and {show(greatest)}"
         )
-    if (counts.any(axis=-1) == nothing).any():
-        raise ValueError(f"{name} must have counts where something was seen, and only there")
+    if (counts.any(axis=-1) & nothing).any():
+        raise ValueError(f"{name} must have no counts where nothing was seen")

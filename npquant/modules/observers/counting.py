@@ -103,9 +103,17 @@ class _CountingObserver(Observer):
             self._counts(), width, least, greatest, (self.quant_min, self.quant_max), self._middle,
             option, low, high,
         )  # fmt: skip
+        return low, high
+
+    def _choose(self, least: Array, greatest: Array) -> tuple[Array, Array]:
+        """In float64 where float32 does not hold the width of the range."""
+        scale, zero_point = super()._choose(least, greatest)
         with np.errstate(over="ignore"):
-            fits = np.isfinite(high - low).all()
-        return (low, high) if fits else (low.astype(np.float64), high.astype(np.float64))
+            far = np.isinf(greatest - least)
+        if far.any():
+            wide = super()._choose(least.astype(np.float64), greatest.astype(np.float64))
+            scale[far], zero_point[far] = (v[far] for v in wide)
+        return scale, zero_point
 
     def _method(self, lib: Any) -> tuple[Any, Any, float]:
         """The kernels for the affine and the symmetric schemes, and their number."""
@@ -124,6 +132,10 @@ class _CountingObserver(Observer):
         super()._check_state(prefix, rest)
         check_shape(prefix + "histogram", histogram, ((*state["min_val"].shape, self.bins),))
         check_counts(prefix, state)
+        if not (histogram.any(axis=-1) | (state["min_val"] > state["max_val"])).all():
+            raise ValueError(
+                f"state_dict[{prefix + 'histogram'!r}] must have counts where something was seen"
+            )
         wanted = _exponents(state["min_val"], state["max_val"])
         if not ((state["exponent"] >= wanted) & (state["exponent"] <= 128)).all():
             raise ValueError(
