@@ -670,7 +670,7 @@ FAULTS = (
           "averages whose ends have crossed, and which no copy can have",
           tests("state", "moving_ends_that_have_crossed")),
     Fault("modules/observers/base.py",
-          "if (counts.any(axis=-1) == nothing).any():",
+          "if (counts.any(axis=-1) & nothing).any():",
           "if False:",
           "counts of nothing", tests("state", "counts_and_extremes_belong_together")),
     Fault("optim.py",
