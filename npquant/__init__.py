@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 #: What is imported when it is first asked for: an import of npquant takes no longer for it.
-_LATER = frozenset({"adaround", "autograd", "cuda", "gptq", "metrics", "modules", "optim"})
+_LATER = frozenset({"adaround", "autograd", "gptq", "metrics", "modules", "optim"})
 
 
 def __getattr__(name: str) -> _Any:
