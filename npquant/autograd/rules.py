@@ -234,7 +234,7 @@ def put_back(
 #: Every step that a tape can apply.
 RULES: Final[dict[Function, Rule]] = dict(
     (
-        # The op that gives the mask, with the one that takes it and the one without a mask.
+        # What takes the mask, the op that gives it, and the op that gives none.
         *(
             straight_through(op, masked, backward)
             for backward, masked, *plain in (
