@@ -8,23 +8,19 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, STATE, arguments, in_order, results
 from cases import assert_same
-from npquant import backend
+from npquant import backend, dtypes
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
 
-#: Ops that ask for a backend in every call: qparams are numbers there, or there are none.
+#: Ops without qparams, which ask for a backend in every call.
 OTHERS = {
     "adaround_init",
     "adaround_regularizer",
     "adaround_regularizer_backward",
     "convert_element_type",
-    "dequantize_per_tensor",
     "fake_quant_per_channel_backward",
     "fake_quantize_per_channel_affine_cachemask_backward",
-    "fake_quantize_per_tensor_affine",
-    "fake_quantize_per_tensor_affine_cachemask",
     "fake_quantize_per_tensor_affine_cachemask_backward",
-    "quantize_per_tensor",
 }
 OPS = [name for name in CALLS if name not in OTHERS]
 
@@ -247,3 +243,75 @@ def test_arrays_where_numbers_belong():
     for scale in (1e300, 1e-50, -1.0, np.nan):
         with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
             nq.adaround_hard(x, x, np.array([scale]), np.array([0]), -8, 7)
+
+
+def outcome(op, *args):
+    """Return what a call returns, or its error."""
+    try:
+        return op(*args)
+    except ValueError as error:
+        return str(error)
+
+
+#: What may hold a number.
+FORMS = [
+    lambda v: v,
+    lambda v: np.array(v)[()],
+    lambda v: np.array([v]),
+    lambda v: np.array(v),
+    lambda v: np.array([[v]]),
+]
+#: Scales whose float32 or whose reciprocal is subnormal, zero or infinite, and some that are wrong.
+NUMBERS = [0.1, 3.0, 1e-40, 1e-46, 3e38, 1e39, 1e300, 5e-324, 0.0, -0.1, np.inf, np.nan]
+ONE_SCALE = [
+    lambda x, s, z: nq.quantize_per_tensor(x, s, z, -128, 127, np.int8),
+    lambda x, s, z: nq.quantize_per_tensor(x, s, z, -(2**31), 2**31 - 1, np.int32),
+    lambda x, s, z: nq.quantize_per_tensor(x, s, z, -448, 448, "float8_e4m3fn"),
+    lambda x, s, z: nq.quantize_per_tensor(x, s, z, -128, 127, np.int8, rounding="divide"),
+    lambda x, s, z: nq.dequantize_per_tensor(
+        x.view(np.uint8), s, z, 0, 255, np.uint8, out_dtype=x.dtype
+    ),
+    lambda x, s, z: nq.dequantize_per_tensor(
+        x.view(np.int16), s, z, -9, 9, np.int16, out_dtype=x.dtype
+    ),
+    lambda x, s, z: nq.fake_quantize_per_tensor_affine(x, s, z, -128, 127),
+    lambda x, s, z: nq.fake_quantize_per_tensor_affine(x, s, z, -(2**40), 2**40),
+    lambda x, s, z: nq.fake_quantize_per_tensor_affine_cachemask(x, s, z, -7, 1, rounding="divide"),
+]
+
+
+@pytest.mark.parametrize(
+    "zero_point", [0, -7, 2**20, 2**20 + 1, 2**32 + 9, 2**53 + 1, 2**64], ids=str
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("op", range(len(ONE_SCALE)))
+def test_one_number_of_any_form(op, dtype, zero_point):
+    """A number of Python, a scalar, an array of one element: the bits, or the words, are the same.
+
+    Those are the bits of read-only data, which go the long way.
+    """
+    x = np.linspace(-40, 40, 64).astype(dtypes.canonical(dtype, "dtype"))
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    for scale in NUMBERS:
+        wanted = outcome(ONE_SCALE[op], fixed, scale, zero_point)
+        for form in FORMS[: 1 + (zero_point < 2**63) * len(FORMS)]:
+            got = outcome(ONE_SCALE[op], x, form(scale), form(zero_point))
+            if isinstance(wanted, str):
+                assert got == wanted
+            else:
+                assert_same(got, wanted, scale)
+
+
+def test_one_number_of_no_form():
+    """What holds no number, or several, is refused as it is where data are read-only."""
+    x = np.ones(4, np.float32)
+    for wrong in (True, np.True_, "1", None, np.array([True]), np.array([1], object), 1j):
+        with pytest.raises(TypeError, match="scale must"):
+            nq.quantize_per_tensor(x, wrong, 0, -8, 7, np.int8)
+        with pytest.raises(TypeError, match="zero_point must"):
+            nq.fake_quantize_per_tensor_affine(x, 0.5, wrong, -8, 7)
+    with pytest.raises(ValueError, match="scale must have one element"):
+        nq.quantize_per_tensor(x, np.ones(2), 0, -8, 7, np.int8)
+    half = np.array([0.5], np.float32)
+    assert nq.quantize_per_tensor(x, 1.0, half, -8, 7, np.int8).tolist() == [1] * 4

@@ -32,14 +32,11 @@ from npquant.checks.arrays import (
 from npquant.checks.calls import (
     Shapes,
     adaround_precision,
-    affine,
     channels,
     code_precision,
     constants,
-    dequantizing,
     divides,
     groups,
-    quantizing,
     remembered,
     tokens,
 )

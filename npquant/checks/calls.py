@@ -12,23 +12,11 @@ import numpy as np
 
 from npquant import dtypes, layout
 from npquant.checks.arrays import option
-from npquant.checks.numbers import (
-    axis_of,
-    bounds,
-    bounds_of,
-    group_size_of,
-    scale_float32,
-    scale_number,
-    zero_point_inside,
-    zero_point_number,
-)
-from npquant.checks.qparams import SMALL_ZERO_POINT
+from npquant.checks.numbers import axis_of, group_size_of
 from npquant.dtypes import DType
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 
-#: A scale, a zero point, three constants, and the names of their precisions: see `Elementwise`.
-Affine = tuple[float, float, tuple[float, float, float], tuple[str, str, str]]
 #: The shapes that qparams may have.
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
@@ -127,63 +115,6 @@ def groups(
 
 
 # --- constants ----------------------------------------------------------------------------------
-
-
-@remembered
-def affine(
-    scale: Any,
-    zero_point: Any,
-    quant_min: Any,
-    quant_max: Any,
-    dtype: DType,
-    kind: type,
-    rounding: Any,
-) -> Affine:
-    """The arguments of aten's per-tensor ops: a float32 scale, a zero point between the bounds.
-
-    They are the same with every `rounding`, which is only checked.
-    """
-    divides(rounding)
-    s = scale_float32(scale, kind=kind)
-    lo, hi = bounds(quant_min, quant_max, kind)
-    z = zero_point_inside(zero_point, lo, hi, kind=kind)
-    return s, z, (lo, hi, 0), dtypes.affine_precision(dtype, lo, hi, z)
-
-
-@remembered
-def quantizing(
-    scale: Any,
-    zero_point: Any,
-    quant_min: Any,
-    quant_max: Any,
-    dtype: DType,
-    target: DType,
-    kind: type,
-    rounding: Any,
-) -> Affine:
-    """The arguments of quantize_per_tensor: the scale, or its reciprocal from float64."""
-    s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
-    bounds_ = bounds_of(quant_min, quant_max, target, kind)
-    number = dtypes.compute(dtype).name
-    z_kind = "int32" if isinstance(z, int) and abs(z) <= SMALL_ZERO_POINT else number
-    s = s if divides(rounding) else 1.0 / s
-    return s, z, constants(*bounds_, target), (number, z_kind, code_precision(dtype, target))
-
-
-@remembered
-def dequantizing(
-    scale: Any,
-    zero_point: Any,
-    quant_min: Any,
-    quant_max: Any,
-    dtype: DType,
-    out_dtype: DType,
-    kind: type,
-) -> Affine:
-    """The arguments of dequantize_per_tensor."""
-    s, z = scale_number(scale, kind=kind), zero_point_number(zero_point, kind=kind)
-    bounds_of(quant_min, quant_max, dtype, kind)
-    return s, z, (0, 0, 0), (dtypes.compute(out_dtype).name, "float64", "float32")
 
 
 def constants(lo: int, hi: int, target: DType) -> tuple[float, float, float]:

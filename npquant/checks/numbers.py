@@ -155,7 +155,7 @@ def zero_point_number(
     value: Any, name: str = "zero_point", kind: type | None = None
 ) -> int | float:
     """A zero point: an integer, or the one element of an array, which may be fractional."""
-    if isinstance(value, ARRAYS):
+    if type(value) is not int and isinstance(value, ARRAYS):
         z = one(value, name, kind)
         if not math.isfinite(z):
             raise ValueError(f"{name} must be finite, got {z}")

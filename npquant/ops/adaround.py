@@ -666,7 +666,7 @@ def _plan(
     backward = kernel == "adaround_soft_backward"
     at_once = fast_path(
         kernel, kind, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
-        constants, name, computed if backward else target or dtype,
+        constants, (name, name, name), computed if backward else target or dtype,
         kinds, (lo, hi), _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
     return granularity, shapes, constants, (name, name, name), at_once

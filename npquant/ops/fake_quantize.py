@@ -11,7 +11,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import CODES, FastPath, fast_path, no_fast_path
+from npquant.ops.fast_path import CODES, PYTHON_NUMBERS, FastPath, fast_path, no_fast_path
 
 _BOOL = np.dtype(np.bool_)
 #: What `out` must be apart from.
@@ -107,11 +107,7 @@ def fake_quantize_per_tensor_affine(
     >>> nq.fake_quantize_per_tensor_affine(x, 1.0, 1, -8, 7)
     array([-9.,  0.,  0.,  2.,  6., -9.], dtype=float32)
     """
-    x = checks.floats(input)
-    numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
-    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
-    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, None)
-    return y
+    return _per_tensor(input, scale, zero_point, quant_min, quant_max, rounding, False, out)[0]
 
 
 def fake_quantize_per_tensor_affine_cachemask(
@@ -196,11 +192,7 @@ def fake_quantize_per_tensor_affine_cachemask(
     >>> mask
     array([False,  True,  True, False])
     """
-    x = checks.floats(input)
-    numbers = _numbers(x, scale, zero_point, quant_min, quant_max, rounding)
-    y, mask = checks.output_and_mask(x)
-    _per_tensor(x, rounding == "divide")(layout.PER_TENSOR, x, *numbers, y, mask)
-    return y, mask
+    return _per_tensor(input, scale, zero_point, quant_min, quant_max, rounding, True)
 
 
 def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
@@ -292,7 +284,7 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    constants, names, kernel, at_once = _tensor(
+    constants, names, kernel, at_once = _tensor_qparams(
         x.shape, x.dtype, type(x), quant_min, quant_max, rounding
     )
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
@@ -882,22 +874,29 @@ def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | No
 # --- what they share --------------------------------------------------------------------------
 
 
-def _per_tensor(x: Array, divide: bool) -> Any:
-    """The kernel of one scale."""
-    lib = backend.of(x)
-    return lib.fake_quantize_per_tensor_by_division if divide else lib.fake_quantize_per_tensor
-
-
-def _numbers(
-    x: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, rounding: Any
-) -> tuple[Any, ...]:
-    """The arguments of aten's per-tensor ops."""
-    if type(x) is np.ndarray or not checks.any_on_device(x, scale, zero_point):
-        return checks.affine(scale, zero_point, quant_min, quant_max, x.dtype, type(x), rounding)
-    checks.divides(rounding)
-    lo, hi = checks.bounds(quant_min, quant_max, type(x))
-    names = checks.affine_precision(x.dtype, lo, hi)
-    return *_device_qparams(x, scale, zero_point), (lo, hi, 0), names
+def _per_tensor(
+    input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, rounding: Any,
+    masked: bool, out: Any = None,
+) -> tuple[Array, Any]:  # fmt: skip
+    x = checks.floats(input)
+    constants, names, kernel, at_once = _tensor(
+        masked, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
+    )
+    done = at_once(x, scale, zero_point, out)
+    if done is not None:
+        return done
+    if checks.any_on_device(x, scale, zero_point):
+        s, z = _device_qparams(x, scale, zero_point)
+    else:
+        lo, hi, _ = constants
+        s = checks.scale_float32(scale, kind=type(x))
+        z = checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
+    if masked:
+        y, mask = checks.output_and_mask(x)
+    else:
+        y, mask = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point)), None
+    getattr(backend.of(x), kernel)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
+    return y, mask
 
 
 def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
@@ -909,16 +908,31 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
 
 @checks.remembered
 def _tensor(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
-    rounding: Any,
+    masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any,
+    quant_max: Any, rounding: Any,
 ) -> tuple[tuple[int, int, int], tuple[str, str, str], str, FastPath]:  # fmt: skip
     """The constants and their precision, the kernel, and what does it all at once if it can."""
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
     kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
+    return constants, names, kernel, fast_path(
+        kernel, kind, shape, dtype, layout.PER_TENSOR, (), constants, names, dtype, PYTHON_NUMBERS,
+        (lo, hi), _QPARAMS, masked,
+    )  # fmt: skip
+
+
+@checks.remembered
+def _tensor_qparams(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    rounding: Any,
+) -> tuple[tuple[int, int, int], tuple[str, str, str], str, FastPath]:  # fmt: skip
+    """The same of qparams in arrays, whose zero point may be any code of its dtype."""
+    lo, hi = checks.bounds(quant_min, quant_max, kind)
+    names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
+    kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
     within = -checks.EXACT32, checks.EXACT32
     return constants, names, kernel, fast_path(
-        kernel, kind, shape, dtype, layout.PER_TENSOR, _ONE, constants, names[2], dtype, CODES,
+        kernel, kind, shape, dtype, layout.PER_TENSOR, _ONE, constants, names, dtype, CODES,
         within, _QPARAMS, True,
     )  # fmt: skip
 
@@ -945,7 +959,7 @@ def _channels(
         within, given = (-checks.EXACT32, checks.EXACT32), _PLURAL
     if not decomposed or names[2] == "float32":
         at_once = fast_path(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
-                        names[2], dtype, CODES, within, given, masked)  # fmt: skip
+                        names, dtype, CODES, within, given, masked)  # fmt: skip
     return granularity, shapes, constants, names, divide, at_once
 
 

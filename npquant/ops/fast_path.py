@@ -32,7 +32,8 @@ LONG: Kinds = ((dtypes.float64, _INT64),)
 KEPT = CODES + LONG + LEARNED
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `LONG`, but have
 #: other hashes: sets tell them apart, and tuples do not.
-PYTHON_NUMBERS: Kinds = ((float, int),)
+_NUMBERS = float, int
+PYTHON_NUMBERS: Kinds = (_NUMBERS,)
 
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 # Names of this module are found sooner than those of another.
@@ -46,6 +47,17 @@ Backward = Callable[..., tuple[Array, Array, Array] | None]
 
 def no_fast_path(*args: Any) -> None:
     """What stands for a fast path where there is nothing of the kind."""
+
+
+def _number(qparam: Any) -> Any:
+    """The one element of an array, or a scalar, of NumPy as Python's; else what is given."""
+    if (
+        (type(qparam) is _Array or isinstance(qparam, np.generic))
+        and qparam.size == 1
+        and qparam.dtype in dtypes.REALS
+    ):
+        return qparam.item()
+    return qparam
 
 
 class _Entries(dict[Any, Any]):
@@ -78,13 +90,14 @@ def fast_path(
     granularity: Granularity,
     shapes: checks.Shapes,
     constants: tuple[Any, ...],
-    code: str,
+    precision: tuple[str, str, str],
     target: DType,
     kinds: Kinds,
     within: tuple[float, float],
     names: tuple[str, ...],
     masked: bool = False,
     place: int = 0,
+    inverse: bool = False,
 ) -> FastPath:
     """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
 
@@ -92,12 +105,14 @@ def fast_path(
     convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, or
     numbers, scales that are positive and finite, zero points `within` two bounds, and all of it
     contiguous, be it that the axes of the data lie in another order. Else nothing was written, and
-    the result is None.
+    the result is None. Without `shapes`, arrays of one element count as numbers. `precision` is
+    that of numbers and of the constants, as of `Elementwise`; with `inverse`, the kernel takes
+    the reciprocal of a scale.
 
     With several dtypes there are as many inputs, of which the one at `place` may be `out` too;
     `names` are those of the others, which may not, and of the qparams.
     """
-    n = prod(shape)
+    n, code = prod(shape), precision[2]
     if kind is not np.ndarray:
         return no_fast_path
     # A kernel's public name is the method `run` of its `Elementwise`.
@@ -114,7 +129,7 @@ def fast_path(
     cut = (0, channels, inner, repeats) if repeats else (0, channels, inner)
 
     def key(given: tuple[Any, Any]) -> Any:
-        types = (code, code, code) if given[0] is float else (*given, code)
+        types = precision if given[0] is float else (*given, code)
         return dtype, target, types, not masked
 
     known = frozenset(kinds)
@@ -127,8 +142,8 @@ def fast_path(
             return no_fast_path, None, None
         lying, back = tuple([shape[i] for i in order]), tuple(sorted(axes, key=order.__getitem__))
         at_once = fast_path(
-            kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, code, target,
-            kinds, within, names, masked, place,
+            kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, precision,
+            target, kinds, within, names, masked, place, inverse,
         )  # fmt: skip
         return at_once, order, back
 
@@ -149,11 +164,18 @@ def fast_path(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
         if not (all(map(_is_carray, x)) if several else x.flags.carray):
-            return as_they_lie(x, scale, zero_point) if out is None else None
-        if _plain(scale, zero_point, shapes):
-            given: Any = scale.dtype, zero_point.dtype
-        elif type(scale) is float and type(zero_point) is int and least <= zero_point <= most:
-            given = float, int
+            return None if flat or out is not None else as_they_lie(x, scale, zero_point)
+        if not shapes:
+            scale = scale if type(scale) is float else _number(scale)
+            zero_point = zero_point if type(zero_point) is int else _number(zero_point)
+        if type(scale) is float:
+            if type(zero_point) is not int or not least <= zero_point <= most:
+                return None
+            if inverse and scale:
+                scale = 1.0 / scale
+            given: Any = _NUMBERS
+        elif _plain(scale, zero_point, shapes):
+            given = scale.dtype, zero_point.dtype
         else:
             return None
         entry = entries[given]

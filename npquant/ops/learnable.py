@@ -871,7 +871,7 @@ def _plan(
         backward = fast_backward(gradients, kind, shape, dtype, *found, constants, code)
         return *found, constants, names, gradients, backward
     kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
-    at_once = fast_path(kernel, kind, shape, dtype, *found, constants, code, dtype, LEARNED,
+    at_once = fast_path(kernel, kind, shape, dtype, *found, constants, names, dtype, LEARNED,
                     (-inf, inf), _QPARAMS)  # fmt: skip
     return *found, constants, names, kernel, at_once
 

@@ -10,7 +10,16 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
-from npquant.ops.fast_path import CODES, KEPT, LEARNED, LONG, FastPath, fast_path, no_fast_path
+from npquant.ops.fast_path import (
+    CODES,
+    KEPT,
+    LEARNED,
+    LONG,
+    PYTHON_NUMBERS,
+    FastPath,
+    fast_path,
+    no_fast_path,
+)
 
 
 def quantize_per_tensor(
@@ -120,19 +129,17 @@ def quantize_per_tensor(
     """
     x = checks.floats(input)
     target = dtypes.target(dtype)
-    if checks.any_on_device(x, scale, zero_point):
-        numbers = _quantizing_on_device(
-            x, scale, zero_point, quant_min, quant_max, target, rounding
-        )
-    else:
-        numbers = checks.quantizing(
-            scale, zero_point, quant_min, quant_max, x.dtype, target, type(x), rounding
-        )
-    y = checks.output(out, x, target, ("scale", "zero_point"), (scale, zero_point))
+    constants, code, divide, at_once = _tensor(
+        x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding
+    )
+    done = at_once(x, scale, zero_point, out)
+    if done is not None:
+        return done[0]
+    s, z, kinds = _inverse(x, scale, zero_point, divide)
+    y = checks.output(out, x, target, _QPARAM, (scale, zero_point))
     lib = backend.of(x)
-    reciprocal = rounding == "reciprocal"
-    kernel = lib.quantize_per_tensor if reciprocal else getattr(lib, _by_division(target))
-    kernel(layout.PER_TENSOR, x, *numbers, y)
+    kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_tensor
+    kernel(layout.PER_TENSOR, x, s, z, constants, (*kinds, code), y)
     return y
 
 
@@ -215,16 +222,16 @@ def dequantize_per_tensor(
     array([-13.1,   0. ,  12.4])
     """
     q = checks.codes(input, dtype)
-    result = _output_dtype(out_dtype, "out_dtype")
-    if checks.any_on_device(q, scale, zero_point):
-        numbers = _dequantizing_on_device(q, scale, zero_point, quant_min, quant_max, result)
-    else:
-        numbers = checks.dequantizing(
-            scale, zero_point, quant_min, quant_max, q.dtype, result, type(q)
-        )
-    y = checks.output(out, q, result, ("scale", "zero_point"), (scale, zero_point))
-    s, z, constants, names = numbers
-    _dequantize(layout.PER_TENSOR, q, s, z, constants, names, y, result)
+    result, names, at_once = _from_tensor(
+        q.shape, out_dtype, quant_min, quant_max, q.dtype, type(q)
+    )
+    done = at_once(q, scale, zero_point, out)
+    if done is not None:
+        return done[0]
+    s, z = _numbers(q, scale, zero_point)
+    s = checks.cast(s, dtypes.compute(result)) if checks.on_device(s) else s
+    y = checks.output(out, q, result, _QPARAM, (scale, zero_point))
+    _dequantize(layout.PER_TENSOR, q, s, z, _NO_CODES, names, y, result)
     return y
 
 
@@ -800,7 +807,7 @@ def dequantize_per_channel_group(
 # --- what they share --------------------------------------------------------------------------
 
 #: What `out` must be apart from.
-_QPARAMS = "scales", "zero_points"
+_QPARAM, _QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
 
 
 #: Zero points up to here, and their differences with codes, are exact in float32.
@@ -813,6 +820,22 @@ _NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
 _Plan = tuple[
     layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool, FastPath
 ]  # fmt: skip
+
+
+@checks.remembered
+def _tensor(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    target: dtypes.DType, rounding: Any,
+) -> tuple[tuple[float, ...], str, bool, FastPath]:  # fmt: skip
+    """Constants and their precision, whether to divide, and what does it all at once."""
+    lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
+    constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
+    divide, end = checks.divides(rounding), checks.SMALL_ZERO_POINT
+    return constants, code, divide, fast_path(
+        _by_division(target) if divide else "quantize_per_tensor", kind, shape, dtype,
+        layout.PER_TENSOR, (), constants, (dtypes.compute(dtype).name, "int32", code), target,
+        PYTHON_NUMBERS, (-end, end), _QPARAM, inverse=not divide,
+    )  # fmt: skip
 
 
 @checks.remembered
@@ -839,18 +862,38 @@ def _codes(
     constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
     at_once: FastPath = no_fast_path
+    precision = "float32", "float32", code
     if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
         end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
         kernel = _by_division(target) if divide else kernel
         kinds = KEPT if rows else CODES
-        at_once = fast_path(kernel, kind, shape, dtype, *found, constants, code, target, kinds,
+        at_once = fast_path(kernel, kind, shape, dtype, *found, constants, precision, target, kinds,
                         (-end, end), _QPARAMS)  # fmt: skip
-    return *found, constants, ("float32", "float32", code), divide, at_once
+    return *found, constants, precision, divide, at_once
 
 
 #: Granularity and shapes of qparams, the dtype of the result, and what does it all at once if it
 #: can; the bounds of the codes are only checked.
 _Back = tuple[layout.Granularity, checks.Shapes, dtypes.DType, FastPath]
+
+
+@checks.remembered
+def _from_tensor(
+    shape: tuple[int, ...], out_dtype: Any, *bounds: Any
+) -> tuple[dtypes.DType, tuple[str, str, str], FastPath]:
+    """The dtype of the result, the precision of qparams, and what does it all at once."""
+    *_, dtype, kind = bounds
+    checks.bounds_of(*bounds)
+    result, end = _output_dtype(out_dtype, "out_dtype"), dtypes.EXACT64
+    names = dtypes.compute(result).name, "float64", "float32"
+    if _narrow(result, dtype):
+        kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, dtypes.BOUNDS[dtype]
+    else:
+        kernel, precision, within = "dequantize", names, (-end, end)
+    return result, names, fast_path(
+        kernel, kind, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result,
+        PYTHON_NUMBERS, within, _QPARAM,
+    )  # fmt: skip
 
 
 @checks.remembered
@@ -860,9 +903,9 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     found, result = checks.channels(shape, axis), _output_dtype(out_dtype, "out_dtype")
     kernel, within = "dequantize", (-checks.MOST, checks.MOST)
     kinds = LONG if result == dtypes.float64 else CODES + LEARNED
-    if result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8:
+    if _narrow(result, dtype):
         kernel, kinds, within = "dequantize_promoted", CODES, dtypes.BOUNDS[dtype]
-    return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, "float32",
+    return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, _IN_FLOAT32,
                                      result, kinds, within, _QPARAMS)  # fmt: skip
 
 
@@ -886,39 +929,34 @@ def _promoting(
     result = _output_dtype(output_dtype, "output_dtype")
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
-        at_once = fast_path("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES, "float32",
-                        result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
+        at_once = fast_path("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES,
+                        _IN_FLOAT32, result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
     return *found, result, at_once
 
 
-def _quantizing_on_device(
-    x: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, target: dtypes.DType,
-    rounding: str,
-) -> tuple[Any, ...]:  # fmt: skip
-    """As `checks.quantizing`, of qparams in arrays on a GPU, whose values stay there."""
-    lo, hi = checks.bounds_of(quant_min, quant_max, target, type(x))
-    divide, number = checks.divides(rounding), dtypes.compute(x.dtype)
-    s, z = checks.device_qparams(scale, zero_point, x)
+def _numbers(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
+    """One scale and one zero point: numbers, but on a GPU what is there in arrays."""
+    if checks.any_on_device(x, scale, zero_point):
+        return checks.device_qparams(scale, zero_point, x)
+    kind = type(x)
+    return checks.scale_number(scale, kind=kind), checks.zero_point_number(zero_point, kind=kind)
+
+
+def _inverse(
+    x: Array, scale: Any, zero_point: Any, divide: bool
+) -> tuple[Any, Any, tuple[str, str]]:
+    """As `_numbers`, but the reciprocal of the scale, made in float64; and their precisions."""
+    (s, z), computed = _numbers(x, scale, zero_point), dtypes.compute(x.dtype)
     if type(s) is float:
         s = s if divide else 1.0 / s
     elif divide:
-        s = checks.cast(s, number)
+        s = checks.cast(s, computed)
     else:
-        s, given = x.new((1,), number), s
+        s, given = x.new((1,), computed), s
         backend.of(x).inverse(given, s)
-    kinds = number.name, number.name, checks.code_precision(x.dtype, target)
-    return s, z, checks.constants(lo, hi, target), kinds
-
-
-def _dequantizing_on_device(
-    q: Array, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, result: dtypes.DType
-) -> tuple[Any, ...]:
-    """As `checks.dequantizing`, of qparams in arrays on a GPU."""
-    checks.bounds_of(quant_min, quant_max, q.dtype, type(q))
-    s, z = checks.device_qparams(scale, zero_point, q)
-    number = dtypes.compute(result)
-    s = s if type(s) is float else checks.cast(s, number)
-    return s, z, (0, 0, 0), (number.name, "float64", "float32")
+    name = "float64" if computed == dtypes.float64 else "float32"
+    small = type(s) is float and isinstance(z, int) and abs(z) <= checks.SMALL_ZERO_POINT
+    return s, z, (name, "int32" if small else name)
 
 
 def _output_dtype(dtype: Any, name: str) -> dtypes.DType:
@@ -966,15 +1004,18 @@ def _dequantize(
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
     kernel = lib.dequantize
-    if result.itemsize == 2 and q.dtype.itemsize == 1 and _codes_of_one_byte(z, q.dtype):
+    if _narrow(result, q.dtype) and _codes_of_one_byte(z, q.dtype):
         kernel, names = lib.dequantize_promoted, _IN_FLOAT32
     kernel(granularity, q, s, z, constants, names, y)
 
 
+def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:
+    """Whether the 8 bits of a bfloat16 hold differences of codes, which are integers of a byte."""
+    return result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8
+
+
 def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
-    """Whether zero points are codes themselves: the 8 bits of a bfloat16 hold the differences."""
-    if dtype in dtypes.FLOAT8:
-        return False
+    """Whether zero points are codes themselves."""
     lo, hi = dtypes.BOUNDS[dtype]
     if type(z) is np.ndarray:
         return z.dtype.kind == "i" and checks.outside(z, lo, hi) < 0
