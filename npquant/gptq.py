@@ -90,7 +90,7 @@ def gptq(
     -----
     PyTorch has no such op. Everything is computed in float64, with NumPy's LAPACK. Columns whose
     inputs were all 0 (a 0 on the diagonal) are *dead*: their weights make no difference and become
-    0, as in the paper's code, and their diagonal 1. A column is quantized by
+    0, as in the paper's code, and their diagonal the mean. A column is quantized by
     ``clamp(rint(w / scale) + zero_point, quant_min, quant_max)``.
 
     References
@@ -138,11 +138,12 @@ def gptq(
 
     left = w.astype(np.float64)
     dead = np.diag(h) == 0
-    h[dead, dead] = 1
+    mean = float(np.mean(np.diag(h)))
+    h[dead, dead] = mean or 1.0
     left[:, dead] = 0
     chosen = np.argsort(-np.diag(h), kind="stable") if by_activation else np.arange(columns)
     left, scales, zeros = (a[:, chosen] for a in (left, scales, zeros))
-    upper = _upper_of_inverse(h[np.ix_(chosen, chosen)], damp)
+    upper = _upper_of_inverse(h[np.ix_(chosen, chosen)], mean, damp)
 
     codes = np.empty((rows, columns), np.int32)
     values = np.empty((rows, columns))
@@ -160,9 +161,9 @@ def gptq(
     return values[:, back].astype(w.dtype), codes[:, back]
 
 
-def _upper_of_inverse(h: Array, damping: float) -> Array:
+def _upper_of_inverse(h: Array, mean: float, damping: float) -> Array:
     """U with inverse(h, damped) = U.T @ U, upper triangular."""
-    h[np.diag_indices(len(h))] += damping * np.mean(np.diag(h))
+    h[np.diag_indices(len(h))] += damping * mean
     try:
         np.linalg.cholesky(h)  # of an indefinite matrix the inverse may pass for a definite one
         return np.linalg.cholesky(np.linalg.inv(h)).T

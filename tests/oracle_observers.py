@@ -249,8 +249,10 @@ def divergences(sizes, levels):
         inside = sizes[:kept].astype(F64)
         if not inside.any():
             continue
-        p = inside.copy()
-        p[-1] += sizes[kept:].sum()
+        p, beyond = inside.copy(), sizes[kept:].sum()
+        if beyond and (np.count_nonzero(inside) == 1 or beyond > inside.sum()):
+            continue
+        p[-1] += beyond
         q = np.zeros(kept)
         for level in range(levels):
             span = slice(level * kept // levels, (level + 1) * kept // levels)

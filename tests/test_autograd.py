@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from io import BytesIO
 from pathlib import Path
 
 import ml_dtypes
@@ -24,6 +25,7 @@ import npquant.autograd as ag
 import oracle
 from calls import CALLS, arguments, results
 from cases import assert_same
+from npquant import dtypes
 from npquant.autograd import rules
 from npquant.autograd.rules import RULES
 
@@ -427,6 +429,43 @@ def test_soft_rounding_and_a_layer_on_one_tape():
     grad = np.ones_like(y)
     expected = nq.adaround_soft_backward(grad.T @ x, w, V.value, *args)
     assert_same(tape.gradient(y, V, grad), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_gradient_of_a_conversion(dtype):
+    """It is converted back, by the rules of the op."""
+    x, grad = np.array([0.1, 3, -1e-3]), np.array([1, 1 / 3, -7])
+    dtype = dtypes.canonical(dtype, "dtype")
+    y, (of_x,) = on_tape(
+        nq.convert_element_type, x, dtype, sources=[x], grad=nq.convert_element_type(grad, dtype)
+    )
+    assert_same(y, nq.convert_element_type(x, dtype))
+    assert_same(of_x, nq.convert_element_type(grad, dtype).astype(F64))
+    _, (none,) = on_tape(nq.convert_element_type, x, np.int8, sources=[x], grad=np.ones(3, np.int8))
+    assert none is None
+
+
+def test_adaround_loss_on_one_tape():
+    """The regularizer is a float64, and what it is added to may be another."""
+    w, V = np.array([0.33, 0.1], F32), ag.Parameter(np.array([0.1, -0.2], F32))
+    with ag.Tape() as tape:
+        soft = tape.apply(nq.adaround_soft, w, V, 0.1, 0, -8, 7)
+        loss = tape.apply(ag.mse_loss, soft, w)
+        drive = tape.apply(nq.adaround_regularizer, V, 2.0)
+        both = tape.apply(ag.add, loss, tape.apply(nq.convert_element_type, drive, F32))
+    grad = np.float32(0.5) * 2 * (soft - w)
+    expected = nq.adaround_soft_backward(grad, w, V.value, 0.1, 0, -8, 7)
+    expected += nq.adaround_regularizer_backward(V.value, 2.0, 1.0)
+    # Two products and a sum, each rounded once.
+    assert tape.gradient(both, V) == pytest.approx(expected, rel=2**-21)
+
+
+def test_parameters_are_no_arrays():
+    """NumPy would save an object of Python, or compute what no tape sees."""
+    p = ag.Parameter(np.ones(3))
+    for wrong in (np.asarray, np.sum, lambda p: np.ones(3) * p, lambda p: np.savez(BytesIO(), w=p)):
+        with pytest.raises(TypeError, match="is no array: take its value"):
+            wrong(p)
 
 
 # --- what is traced -------------------------------------------------------------------------------

@@ -30,9 +30,10 @@ def textbook(weight, gram, scale, zero_point, damping, order):
     """
     w, h = weight.astype(F64), gram.copy()
     dead = np.diag(h) == 0
-    h[dead, dead] = 1
+    mean = np.mean(np.diag(h))
+    h[dead, dead] = mean
     w[:, dead] = 0
-    inverse = np.linalg.inv(h + damping * np.mean(np.diag(h)) * np.eye(len(h)))
+    inverse = np.linalg.inv(h + damping * mean * np.eye(len(h)))
     codes = np.zeros(w.shape, np.int32)
     for j in order:
         q = np.clip(np.rint(w[:, j] / scale[:, j]) + zero_point[:, j], *BITS)
@@ -69,7 +70,7 @@ def test_textbook(layout, block, order):
         np.repeat(p, 8, axis=1) if layout == "groups" else np.broadcast_to(p, weight.shape)
         for p in (s.astype(F64), z)
     )
-    diagonal = np.where(np.diag(gram) == 0, 1, np.diag(gram))
+    diagonal = np.where(np.diag(gram) == 0, np.mean(np.diag(gram)), np.diag(gram))
     columns = range(40) if order == "natural" else np.argsort(-diagonal, kind="stable")
     expected = textbook(weight, gram, scale, zero_point, 0.01, columns)
     if layout != "groups":
@@ -110,6 +111,9 @@ def test_arguments_are_only_read_and_repeat():
     assert_same(gptq(*laid, s, z, *BITS, order="activation"), first)
     big = gptq(weight, gram * 1024, s, z, *BITS, order="activation")
     assert_same(big, first, "the size of the Gram matrix makes no difference")
+    gram[:, 5] = gram[5] = 0  # a dead column
+    first = gptq(weight, gram, s, z, *BITS)
+    assert_same(gptq(weight, gram / 2**40, s, z, *BITS), first, "nor where a column is dead")
     alone = gptq(weight, np.eye(40), s, z, *BITS)
     for size in (1e-310, 1e308):  # beyond which float64 ends, as does the inverse
         assert_same(gptq(weight, np.eye(40) * size, s, z, *BITS), alone, size)

@@ -194,6 +194,8 @@ def test_nothing_and_specs():
             before = module.state_dict()
             empty = np.empty((0, 6), F32)
             assert module(empty) is empty
+            held = ag.Parameter(empty)
+            assert ag.call(module, held) is held
             if axis is None:
                 y = module(nq.ArraySpec((4, 6), "float16"))
                 assert (y.shape, y.dtype) == ((4, 6), np.float16)
@@ -372,6 +374,15 @@ def test_learnable_rounds_its_zero_point_as_the_forward_does():
     y, gx = on_a_tape(module, x, np.ones(5, F32), x)
     assert gx.tolist() == [0, 1, 1, 1, 0]
     assert y.tolist() == [-5, -5, 10, 9, 10]
+    as_pytorch = LearnableFakeQuantize(
+        MinMaxObserver, -8, 7, zero_point=-3.0, dtype=np.int8, zero_point_rounding="pytorch"
+    )
+    as_pytorch.enable_param_learning()
+    again, gx = on_a_tape(as_pytorch, x, np.ones(5, F32), x)
+    assert_same(again, y)
+    assert gx.tolist() == [1, 1, 0, 1, 0]
+    with pytest.raises(ValueError, match="zero_point_rounding must be"):
+        LearnableFakeQuantize(MinMaxObserver, zero_point_rounding="even")
 
 
 def test_eps_is_the_least_scale():

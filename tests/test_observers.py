@@ -387,6 +387,29 @@ def test_entropy(qscheme, one_sided):
     assert low[0] == max(x.min(), -high[0])
 
 
+FAR_FROM_ZERO = {
+    "uniform": lambda r, n: r.uniform(1, 2, n),
+    "two heaps": lambda r, n: r.choice([-1, 1], n) + r.normal(0, 0.1, n),
+    "a heap": lambda r, n: r.normal(3, 0.3, n),
+    "a wide heap": lambda r, n: r.normal(6, 1, n),
+    "exponential": lambda r, n: 1 + r.exponential(size=n),
+    "a spike first": lambda r, n: np.where(r.random(n) < 0.6, 1.0, r.uniform(1, 5, n)),
+}
+
+
+@pytest.mark.parametrize("count", [5000, 200_000])
+@pytest.mark.parametrize("kind", FAR_FROM_ZERO)
+@pytest.mark.parametrize("qscheme", EntropyObserver._schemes[:2])
+def test_entropy_far_from_zero(qscheme, kind, count):
+    """Of the first bin that holds anything nothing is lost, but to keep it alone keeps nothing."""
+    x = FAR_FROM_ZERO[kind](rng(0), count).astype(np.float32)
+    observer = EntropyObserver(dtype=np.int8, qscheme=qscheme)
+    observer(x)
+    low, high = observer._range()
+    assert np.mean((x < low) | (x > high)) < 0.5
+    assert np.ptp(np.clip(x, low, high)) > np.ptp(x) / 4
+
+
 def test_entropy_of_bins_as_they_are():
     """Nothing is lost by clipping nothing when each bin has a code."""
     observer = EntropyObserver(64, dtype=ml_dtypes.int4, qscheme="per_tensor_symmetric")
@@ -692,6 +715,8 @@ ERRORS = [
     (lambda: MinMaxObserver(np.uint8, "per_tensor_symmetric", True), ValueError, "reduce_range"),
     (lambda: MovingAverageMinMaxObserver(np.nan), ValueError, "averaging_constant must be finite"),
     (lambda: MovingAverageMinMaxObserver(is_dynamic=True), ValueError, "averaging_constant must"),
+    (lambda: MovingAverageMinMaxObserver(-0.1), ValueError, "averaging_constant must be at least"),
+    (lambda: MovingAveragePerChannelMinMaxObserver(2), ValueError, "averaging_constant must be at"),
     (lambda: PerChannelMinMaxObserver(is_dynamic=True), ValueError, "is_dynamic must be False"),
     (lambda: HistogramObserver(is_dynamic=True), ValueError, "is_dynamic must be False"),
     (lambda: PerChannelMinMaxObserver(0.5), TypeError, "ch_axis must be an integer"),

@@ -266,6 +266,17 @@ def test_loss_does_not_depend_on_the_size_of_values():
         assert len({str(r.report) for r in found}) == 1
 
 
+@pytest.mark.parametrize("activation", [None, ag.relu])
+def test_outputs_whose_squares_leave_float32(activation):
+    """Nothing would be learned from infinities, nor from products that are zero."""
+    x, w = correlated(0, 100, 8), normal(1, 8, 8)
+    layer = Linear(w, activation=activation)
+    for size in (1e-20, 1e-25):
+        with pytest.raises(ValueError, match="inputs must give outputs whose mean square"):
+            optimize_rounding(layer, per_channel(w), x * np.float32(size), **QUICK)
+    optimize_rounding(layer, per_channel(w), x * 0, **QUICK)  # but of zeros there is nothing to say
+
+
 def test_batches_are_rows_and_all_of_them_in_turn():
     rows = _Rows(Linear(normal(0, 2, 3)), normal(1, 10, 3), normal(1, 10, 3))
     batches = rows.batches(4, np.random.default_rng(0))

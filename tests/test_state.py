@@ -257,6 +257,17 @@ def test_counts_and_extremes_belong_together(make):
     make(bins=64, **SMALL).load_state_dict(state)
 
 
+def test_a_histogram_has_a_range_that_is_a_float32():
+    """PyTorch may have saved another (D26)."""
+    observer = HistogramObserver(bins=4)
+    state = observer.state_dict()
+    observer.load_state_dict(state)  # of nothing
+    state |= {"histogram": np.ones(4, F32), "min_val": np.array(-3e38, F32)}
+    with pytest.raises(ValueError, match="less min_val must be a float32, got"):
+        observer.load_state_dict(state | {"max_val": np.array(3e38, F32)})
+    observer.load_state_dict(state | {"max_val": np.array(0, F32)})
+
+
 def _values(module):
     return tuple(module.state_dict().values())
 

@@ -273,6 +273,13 @@ class _Rows:
         self.x = x
         self.target = outputs(self.layer, f)
         self.power = cpu.dot((self.target, self.target)) / self.target.size or 1.0
+        with np.errstate(over="ignore", under="ignore"):
+            self.share = np.array(layer.weight.size / self.power, np.float32)
+        if not 0 < self.share < math.inf:
+            raise ValueError(
+                "inputs must give outputs whose mean square is not beyond float32, got "
+                f"{self.power} of {layer.weight.size} weights"
+            )
 
     def error(self, weight: Array) -> float:
         """The normalised loss with this weight."""
@@ -288,8 +295,7 @@ class _Rows:
             tape.watch(weight)
             y = tape.apply(self.layer, self.x[batch], weight)
             loss = tape.apply(ag.mse_loss, y, self.target[batch])
-        share = np.array(weight.size / self.power, np.float32)
-        found: Array = tape.gradient(loss, weight, share)
+        found: Array = tape.gradient(loss, weight, self.share)
         return found
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator[Any]:
@@ -480,7 +486,7 @@ def _hard(weight: Array, V: Array, grid: Grid) -> tuple[Array, Array]:
 
 
 def _undecided(V: Array, buffer: Array) -> float:
-    return float(np.mean(np.abs(V, out=buffer) < UNDECIDED))
+    return float(np.mean(~(np.abs(V, out=buffer) >= UNDECIDED)))
 
 
 # --- arguments --------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import npquant as nq
+from npquant.arithmetic import kind
 from npquant.autograd import functional
+from npquant.dtypes import FLOATS
 
 Array = np.ndarray[Any, Any]
 Differentiated = Callable[..., tuple[Any, Any]]
@@ -208,6 +210,16 @@ def adaround_regularizer(V: Array, beta: Any) -> tuple[Array, Any]:
     )
 
 
+def convert_element_type(input: Array, dtype: Any) -> tuple[Array, Any]:
+    """Among floats; of integers there is no gradient."""
+    y, (_, given) = nq.convert_element_type(input, dtype), kind(input)
+
+    def back(grad: Array) -> Any:
+        return nq.convert_element_type(grad, given)
+
+    return y, (back if kind(y)[1] in FLOATS else None,)
+
+
 def summed(grad: Array, shape: tuple[int, ...]) -> Array:
     """`grad` added up along the axes that `shape` was repeated along."""
     if grad.shape == shape:
@@ -289,6 +301,7 @@ RULES: Final[dict[Function, Rule]] = dict(
         with_backward(nq.adaround_soft, nq.adaround_soft_backward, "V"),
         # Each with its rule above, and the arguments that have gradients.
         function(nq.adaround_regularizer, adaround_regularizer, "V"),
+        function(nq.convert_element_type, convert_element_type, "input"),
         function(functional.linear, linear, "x", "w", "b"),
         function(functional.matmul, matmul, "x", "y"),
         function(functional.add, add, "x", "y"),

@@ -64,6 +64,10 @@ class Parameter:
             raise TypeError(f"name must be a string or None, got {show(name)}")
         self.value, self.name = value, name
 
+    def __array__(self, *args: Any, **kwargs: Any) -> Array:
+        """Refuse: what NumPy computes is not recorded, and it would save an object."""
+        raise TypeError(f"{self!r} is no array: take its value, or apply the step on a tape")
+
     def __repr__(self) -> str:
         name = "" if self.name is None else f", {self.name!r}"
         return f"Parameter({self.value.dtype} of shape {self.value.shape}{name})"

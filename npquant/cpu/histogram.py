@@ -530,7 +530,8 @@ def _least_divergence(half: Any, levels: Any, rooms: Any) -> Any:
                 # What is clipped belongs to the last bin of P, and not to Q.
                 bins += sizes[kept - 1] == 0 and clipped > 0
                 cross += f.expanded(inside + clipped, inside, bins)
-        if below[kept] > 0:
+        # One bin says nothing of a shape; nor is most of what was seen an outlier.
+        if clipped == 0 or (filled[kept] > 1 and clipped <= below[kept]):
             p = entropy[kept - 1] + f.plogp(sizes[kept - 1] + clipped)
             found = f.divergence(p, cross, total, below[kept])
             if found <= best:

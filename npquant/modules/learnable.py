@@ -17,6 +17,7 @@ from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantizeBase
 from npquant.modules.module import Array, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
+from npquant.ops.learnable import ROUNDINGS
 
 _FLOAT = dtypes.float32
 #: What `init` may be.
@@ -57,6 +58,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         ``2 * mean(abs(x)) / sqrt(quant_max)`` of LSQ; or of the array alone those of LSQ+, which
         are ``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` in a symmetric
         scheme, else those of least squared error, by an `MSEObserver`.
+    zero_point_rounding : {"nearest", "pytorch"}, default "nearest"
+        Whether gradients are those of the zero point and the code that the forward uses, or
+        PyTorch's, which rounds zero points below -1/2 to others in its backward.
     **observer_kwargs
         Further arguments of the observer.
 
@@ -83,9 +87,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         integers. Of a call: if the array is not one of floats.
     ValueError
         If the observer refuses an argument, `scale` is not positive, `channel_len` is neither -1
-        nor positive or not 1 of a scheme per tensor, `init` is unknown, or tokens or groups are
-        asked for where the observer has no channels. Of a call: if the observer refuses the array,
-        it has not `channel_len` channels, or a scale or zero point is none.
+        nor positive or not 1 of a scheme per tensor, `init` or `zero_point_rounding` is unknown, or
+        tokens or groups are asked for where the observer has no channels. Of a call: if the
+        observer refuses the array, it has not `channel_len` channels, or a scale or zero point is
+        none.
 
     See Also
     --------
@@ -141,6 +146,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         per_token: bool = False,
         group_size: int | None = None,
         init: str = "observer",
+        zero_point_rounding: str = "nearest",
         **observer_kwargs: Any,
     ) -> None:
         bounds = {"quant_min": quant_min, "quant_max": quant_max}
@@ -149,6 +155,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         self.per_token = checks.switch(per_token, "per_token")
         self.group_size = None if group_size is None else checks.shaping(group_size, "group_size")
         self.init = checks.option(init, "init", INITS)
+        self.zero_point_rounding = checks.option(
+            zero_point_rounding, "zero_point_rounding", ROUNDINGS
+        )
         if self.per_token or self.group_size is not None:
             self._check_rows()
         self.channel_len = checks.within(channel_len, "channel_len", -1, 2**31 - 1)
@@ -295,7 +304,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         step, before, after = self._step()
         return call(
             step, x, scale, zero_point, *before, self.quant_min, self.quant_max, *after,
-            self._grad_factor(data.size), zero_point_rounding="nearest",
+            self._grad_factor(data.size), zero_point_rounding=self.zero_point_rounding,
         )  # fmt: skip
 
     def _step(self) -> tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]:

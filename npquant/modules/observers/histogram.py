@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from npquant import backend, checks, dtypes
+from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.modules.module import Array, check_shape
 from npquant.modules.observers.base import (
@@ -183,3 +185,10 @@ class HistogramObserver(Observer):
         super()._check_state(prefix, rest)
         check_shape(prefix + "histogram", histogram, ((self.bins,),))
         check_counts(prefix, state)
+        with np.errstate(over="ignore"):
+            width = state["max_val"] - state["min_val"]
+        if width == math.inf:
+            raise ValueError(
+                f"state_dict[{prefix + 'max_val'!r}] less min_val must be a float32, got "
+                f"{show(state['min_val'])} to {show(state['max_val'])}"
+            )

@@ -148,8 +148,8 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown here, `eps` is not positive, `averaging_constant` is not finite, or it
-        is not 1 and `is_dynamic`.
+        `qscheme` is unknown here, `eps` is not positive, `averaging_constant` is not within 0..1,
+        or it is not 1 and `is_dynamic`.
 
     See Also
     --------
@@ -190,7 +190,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
-        self.averaging_constant = checks.finite(averaging_constant, "averaging_constant")
+        self.averaging_constant = _share(averaging_constant)
         super().__init__(
             dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps, is_dynamic=is_dynamic
         )
@@ -331,9 +331,9 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown here, `eps` is not positive, `averaging_constant` is not finite, or
-        `is_dynamic`. Of a call: if the array has no such axis, or another number of channels than
-        before.
+        `qscheme` is unknown here, `eps` is not positive, `averaging_constant` is not within 0..1,
+        or `is_dynamic`. Of a call: if the array has no such axis, or another number of channels
+        than before.
 
     See Also
     --------
@@ -374,7 +374,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
-        self.averaging_constant = checks.finite(averaging_constant, "averaging_constant")
+        self.averaging_constant = _share(averaging_constant)
         super().__init__(
             ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max,
             eps=eps, is_dynamic=is_dynamic,
@@ -382,6 +382,13 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         _move_range(self, self.averaging_constant, *extremes(granularity, x))
+
+
+def _share(averaging_constant: Any) -> float:
+    share = checks.at_least(averaging_constant, "averaging_constant", 0.0)
+    if share > 1:
+        raise ValueError(f"averaging_constant must be at most 1, got {share}")
+    return share
 
 
 def _move_range(observer: Observer, constant: float, least: Array, greatest: Array) -> None:
