@@ -1,12 +1,13 @@
 """npquant on a GPU beside PyTorch and beside a plain copy: one run of under eight minutes.
 
-    python asv_benchmarks/gpu.py
+    python asv_benchmarks/gpu.py [gpu-results.json]
 
-Every op and layout at 2**28, 2**24 and 2**20 elements. npquant, PyTorch's op on the same data and
+Every op and layout at 2**20, 2**28 and 2**24 elements. npquant, PyTorch's op on the same data and
 the copy take turns; what is printed are medians of samples between two CUDA events. Fractions are
 of the bandwidth of a copy of 2**28 float32. Compilation and first calls are not timed. All figures
-go to gpu-results.json, and so does what could not be measured, and why. Without a GPU nothing is
-measured, and the exit status is 1.
+go to the file as soon as they are there, and so does what could not be measured, and why. Without a
+GPU that runs kernels nothing is measured, and the exit status is 1. npquant need not be installed:
+PYTHONPATH may name the folder that it lies in.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,13 +32,13 @@ from benchmarks.cases import Case, Inputs, Layout
 
 import npquant
 
-SIZES = (1 << 28, 1 << 24, 1 << 20)
+#: The smallest first: should one break the device, the others are there.
+SIZES = (1 << 20, 1 << 28, 1 << 24)
 #: The size of the calls whose overhead is measured.
 SMALL = 16
-RESULTS = Path("gpu-results.json")
 
-#: Seconds from the start after which nothing new is begun, and torch.compile not either.
-DEADLINE, COMPILE_UNTIL = 440.0, 400.0
+#: Seconds from the start after which nothing new is begun, and nothing given to torch.compile.
+DEADLINE, COMPILE_UNTIL = 440.0, 240.0
 #: What a sample takes, at the least, and all samples of a case.
 SAMPLE_SECONDS, CASE_SECONDS, LEAST_ROUNDS = 0.002, 0.3, 5
 
@@ -242,8 +243,10 @@ def torch_call(case: Case, inputs: OnDevice, arrays: Arrays) -> tuple[Call | Non
     name = next((p for p in case.peers if p in ("torch", "torch decomposed")), None)
     if arrays.torch is None or name is None:
         return None, "PyTorch is not here" if arrays.torch is None else "PyTorch has no such op"
+    # The switches of npquant are the host's, those of PyTorch are not.
+    given = tuple(peers._to_torch(v).cuda() if v is cases.ON else v for v in case.arguments(inputs))
     try:
-        call = peers.PEERS[name](case, inputs)
+        call = peers.PEERS[name](replace(case, arguments=lambda _: given), inputs)
         call()
     except Exception as error:  # whatever an op without a CUDA kernel says
         return None, said(error)
@@ -265,10 +268,10 @@ def measured(
         calls["torch"] = torch
         if compiled:
             try:
-                fast = arrays.torch.compile(torch)
+                calls["torch.compile"] = fast = peers.compiled_call(torch)
                 fast()
-                calls["torch.compile"] = fast
             except Exception as error:
+                calls.pop("torch.compile", None)
                 row["no torch.compile"] = said(error)
     row["ms"] = clock.medians(calls)
     ours = row["ms"]["npquant"]
@@ -323,7 +326,14 @@ def a_gpu() -> str:
         return f"numba-cuda is not installed ({error}); pip install 'npquant[cuda13]'"
     if SIMULATED:
         return "the CUDA simulator is switched on, whose times mean nothing"
-    return "" if cuda.is_available() else "no GPU is available here"
+    if not cuda.is_available():
+        return "no GPU is available here"
+    try:
+        q = npquant.quantize_per_tensor(npquant.cuda.to_device(np.ones(5)), 0.5, 0, -8, 7, np.int8)
+        found = npquant.cuda.to_host(q).tolist()
+    except Exception as error:  # no compiler for kernels, or none that fits the driver
+        return f"a kernel could not be run here ({type(error).__name__}: {error})"
+    return "" if found == [2] * 5 else f"a kernel gave {found} in place of twos"
 
 
 def torch_with_cuda() -> Any:
@@ -335,7 +345,33 @@ def torch_with_cuda() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
-def main() -> int:
+@dataclass
+class Found:
+    """What was measured, and what was not, and why; `keep` writes it to the file."""
+
+    path: Path
+    about: dict[str, str]
+    bandwidth: float
+    start: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    overheads: list[dict[str, Any]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self.start
+
+    def keep(self) -> None:
+        """Write all of it anew, to a file that takes the place of the one before."""
+        text = {"about": self.about, "copy TB/s": self.bandwidth / 1e12, "rows": self.rows,
+                "overheads": self.overheads, "not measured": self.left,
+                "seconds": self.seconds}  # fmt: skip
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(text, indent=1) + "\n")
+        new.replace(self.path)
+
+
+def main(path: str = "gpu-results.json") -> int:
     start = perf_counter()
     why = a_gpu()
     if why:
@@ -350,73 +386,73 @@ def main() -> int:
     about = versions(arrays, clock)
     for key, value in about.items():
         print(f"{key}: {value}")
-    nbytes = 4 * SIZES[0]
+    nbytes = 4 * max(SIZES)
     with clock.copy(nbytes) as copy:
         bandwidth = 2 * nbytes / (clock.medians({"copy": copy})["copy"] * 1e-3)
     print(f"copy: {bandwidth / 1e12:.3f} TB/s\n", flush=True)
 
-    rows: list[dict[str, Any]] = []
-    overheads: list[dict[str, Any]] = []
-    left: list[str] = []
+    found = Found(Path(path), about, bandwidth, start)
     try:
-        measure_rows(rows, left, arrays, clock, bandwidth, start)
+        measure_rows(found, arrays, clock)
         print(f"\nA call of {SMALL} elements, microseconds of the host:")
-        measure_overheads(overheads, left, arrays, clock, start)
-    finally:  # what was measured is kept, whatever has happened
-        for text in left:
+        measure_overheads(found, arrays, clock)
+    finally:
+        for text in found.left:
             print(f"not measured: {text}")
-        found = {"about": about, "copy TB/s": bandwidth / 1e12, "rows": rows,
-                 "overheads": overheads, "not measured": left,
-                 "seconds": perf_counter() - start}  # fmt: skip
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"\n{RESULTS}: {len(rows)} rows in {found['seconds']:.0f} s")
-    return 0 if rows else 1
+        found.keep()
+        print(f"\n{path}: {len(found.rows)} rows in {found.seconds:.0f} s")
+    return 0 if found.rows else 1
 
 
-def measure_rows(
-    rows: list[dict[str, Any]], left: list[str], arrays: Arrays, clock: Clock, bandwidth: float,
-    start: float,
-) -> None:  # fmt: skip
+def measure_rows(found: Found, arrays: Arrays, clock: Clock) -> None:
     """Every case of every size; what fails, or comes too late, is among those that are left."""
     for size in SIZES:
         compiled: set[str] = set()
         for name, case in table(size):
-            spent, what = perf_counter() - start, f"{case.op} {case.dtype} {name} {size}"
-            if spent > DEADLINE:
-                left.append(f"{what}: out of time")
+            what = f"{case.op} {case.dtype} {name} {size}"
+            if found.seconds > DEADLINE:
+                found.left.append(f"{what}: out of time")
                 continue
-            try_it = size == SIZES[0] and case.op not in compiled and spent < COMPILE_UNTIL / 2
+            new = size == max(SIZES) and case.op not in compiled
             compiled.add(case.op)
-            try:
-                rows.append(measured(name, case, arrays, clock, bandwidth, try_it))
-            except Exception as error:  # no memory, or whatever else the device says
-                left.append(f"{what}: {said(error)}")
-                continue
-            print(line(rows[-1]), flush=True)
+            try_it = new and found.seconds < COMPILE_UNTIL
+            with attempted(what, found, clock):
+                row = measured(name, case, arrays, clock, found.bandwidth, try_it)
+                found.rows.append(row)
+                print(line(row), flush=True)
+            found.keep()
 
 
-def measure_overheads(
-    overheads: list[dict[str, Any]], left: list[str], arrays: Arrays, clock: Clock, start: float
-) -> None:
+def measure_overheads(found: Found, arrays: Arrays, clock: Clock) -> None:
     """What a call of few elements costs the host; the rest as for rows."""
     for name, case in table(256):
         if name not in ("per tensor", "per channel, first axis"):
             continue
         what = f"overhead of {case.op} {name}"
-        if perf_counter() - start > DEADLINE:
-            left.append(f"{what}: out of time")
+        if found.seconds > DEADLINE:
+            found.left.append(f"{what}: out of time")
             continue
         shape = cases.per_channel(4, 4, axis=0) if case.layout.axis else cases.per_tensor(SMALL)
-        try:
+        with attempted(what, found, clock):
             small, inputs = on_device(replace(case, layout=shape), arrays)
             calls = {"npquant": npquant_call(small, inputs, arrays)}
             torch, _ = torch_call(small, inputs, arrays)
             took = clock.overhead(calls | ({"torch": torch} if torch else {}))
-        except Exception as error:
-            left.append(f"{what}: {said(error)}")
-            continue
-        overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
-        print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
+            found.overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
+            print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
+
+
+@contextmanager
+def attempted(what: str, found: Found, clock: Clock) -> Iterator[None]:
+    """What fails, for want of memory or whatever else, is left; the rest goes on.
+
+    Unless the device itself fails from now on: then all of it would, and the error is raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        found.left.append(f"{what}: {said(error)}")
+        clock.wait()
 
 
 def said(error: Exception) -> str:
@@ -426,4 +462,4 @@ def said(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

@@ -37,7 +37,7 @@ STREAM = 0x5EED
 class Tensor:
     """A tensor of PyTorch."""
 
-    is_cuda = True
+    is_cuda, negated = True, False
 
     def __init__(self, held, dtype):
         self.held, self.dtype, self.device = held, dtype, "cuda:1"
@@ -48,6 +48,9 @@ class Tensor:
 
     def data_ptr(self):
         return self.held.ctypes.data
+
+    def is_neg(self):
+        return self.negated
 
 
 #: PyTorch's names, and how the memory of each looks.
@@ -118,6 +121,26 @@ def streams(monkeypatch):
 
 def channels_last(kind):
     return np.zeros((2, 4, 5, 3), kind).transpose(0, 3, 1, 2)
+
+
+def test_negated_tensors(torch):
+    """PyTorch negates them when it reads them; what lies in memory has the other sign."""
+    x = Tensor(np.ones(3, np.float32), torch.float32)
+    x.negated = True
+    with pytest.raises(ValueError, match=r"take its resolve_neg\(\)"):
+        nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+
+
+@pytest.mark.parametrize("where", ["field", "offset"])
+def test_elements_that_no_gpu_can_read(cupy, where):
+    """A field of packed records, and an array that begins within an element."""
+    record = np.zeros(6, np.dtype([("a", np.int16), ("x", np.float32)]))["x"]
+    offset = np.zeros(17, np.uint8)[1:].view(np.float32)
+    held = record if where == "field" else offset
+    x = CuPyArray(held.shape, held.dtype)
+    x.strides, x.data = held.strides, SimpleNamespace(ptr=held.ctypes.data - 2 * (where == "field"))
+    with pytest.raises(ValueError, match="a device array must have elements at multiples of their"):
+        nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
 
 
 def test_torch(torch, streams):

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 import every_kernel
-from npquant import cpu
-from npquant.cuda import loops, target
+import npquant as nq
+import npquant.modules as npq
+from npquant import backend, cpu, layout, metrics
+from npquant.cpu.sums import GROUP
+from npquant.cuda import arithmetic, convert, inverse, loops, target
 from npquant.formulas.base import formula
 from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
 from npquant.primitives import fma, item, like, rint, widen
-from twins import Noted, installed
+from twins import MEMORY, Noted, installed
 
 GENERATIONS = ((8, 0), (9, 0))
 by_generation = pytest.mark.parametrize("cc", GENERATIONS, ids="{0[0]}.{0[1]}".format)
@@ -137,6 +140,24 @@ ALSO = tuple(
 )  # fmt: skip
 
 
+def of_many_elements():
+    """What other calls are too small for: parts, tiles, bins in shared memory, several runs."""
+    many = np.zeros(GROUP * layout.TILE + 1, np.float32)
+    few, lib = many[: 1 << 16], backend.of(many)
+    lib.minmax(layout.whole(many.size), many)
+    lib.minmax_finite(layout.whole(many.size), many)
+    metrics.mse(many, many)
+    for observer in (npq.HistogramObserver(64), npq.MSEObserver(64)):
+        observer(few)
+    images = np.zeros((3, 2, 96, 16), np.float32)
+    of_axis = layout.per_channel(images.shape, 1)
+    lib.minmax(of_axis, images)
+    npq.MSEObserver(64, ch_axis=1)(images)
+    one, two = np.ones(1, np.float32), np.ones(2, np.float32)
+    nq.fake_quantize_learnable_per_tensor_affine_backward(many, many, one, one, -8, 7)
+    nq.fake_quantize_learnable_per_channel_affine_backward(images, images, two, two, 1, -8, 7)
+
+
 @pytest.fixture(scope="module")
 def launches():
     """The public kernel -> the (kernel, key) that it came to."""
@@ -147,6 +168,7 @@ def launches():
                 call()
             for op in ALSO:
                 every_kernel.op(*op)
+            of_many_elements()
     found = {name: [] for name in cpu.__all__}
     for launch, names in noted.launches.items():
         for name in names:
@@ -208,7 +230,7 @@ def wanted(name, kernel, key, found):
         yield "rounding", count(found, r"cvt\.rni\.f(32|64)\.f(32|64)")
     if isinstance(getattr(kernel._make, "__self__", None), loops.Map):
         inputs, _, _, outputs, width, many = key
-        if kernel.name == "all_inside":
+        if kernel.name in ("all_inside", "fill"):
             inputs = ()  # whose values it does not ask for
         for verb, dtypes in (("ld", inputs), ("st", outputs)):
             for access, n in Counter(access_of(d, width) for d in dtypes).items():
@@ -239,6 +261,44 @@ def test_code(name, cc, launches):
         return
     for kernel, key in launches[name]:
         assert faults(name, kernel, key, cc) == {}, (kernel.name, key)
+
+
+#: The kernels that no call of many elements may come to in vain.
+LARGE = (
+    "doubling_bin_blocks", "extremes_of_parts", "linear_bin_blocks", "sums_of_many_tiles",
+)  # fmt: skip
+
+
+def test_kernels_of_many_elements(launches):
+    """They are among those whose code is looked at."""
+    names = {kernel.name for some in launches.values() for kernel, _ in some}
+    assert set(LARGE) <= names, names
+    runs = [
+        key for some in launches.values() for kernel, key in some if kernel.name.endswith("_runs")
+    ]
+    assert {False, True} <= {key[-1] for key in runs}
+
+
+@by_generation
+def test_code_of_kernels_without_a_twin(cc, monkeypatch):
+    """What NumPy does on the CPU: arithmetic of modules and the tape, conversions of integers."""
+    noted = Noted(monkeypatch)
+
+    def array(dtype):
+        return MEMORY.upload(np.ones(64, dtype))
+
+    x, y, codes = array(np.float32), array(np.float32), array(np.int32)
+    for call in (arithmetic.add, arithmetic.maximum, arithmetic.minimum):
+        call(x, y, y)
+    for call in (arithmetic.add_number, arithmetic.maximum_number):
+        call(x, 0.5, y)
+    arithmetic.fill(y, 0.5)
+    arithmetic.rounded(x, -8.0, 7.0, codes)
+    inverse(x, y)
+    convert(codes, array(np.int8))
+    assert len(noted.launches) == 9
+    for kernel, key in noted.launches:
+        assert faults(kernel.name, kernel, key, cc) == {}, kernel.name
 
 
 def test_vectors_are_of_16_bytes(launches):

@@ -59,9 +59,13 @@ class Memory:
         self.real = real
 
     def upload(self, x):
-        """A copy on the device that lies as `x` does, and is aligned to 16 bytes as `x` is."""
+        """A copy on the device that lies as `x` does, and is aligned to 16 bytes as `x` is.
+
+        Where elements of `x` are not aligned, which no GPU can read, those of the copy are.
+        """
         low, high = np.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
         start = low % 16
+        start = x.itemsize if start % x.itemsize else start
         held = np.full(start + high - low, GARBAGE, np.uint8)
         offset = start + x.ctypes.data - low if x.size else 0
         if x.size:

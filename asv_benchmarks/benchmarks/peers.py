@@ -146,8 +146,11 @@ def compiled(case: Case, inputs: Inputs) -> Call | None:
     """torch.compile of PyTorch's own call, for exactly these shapes."""
     own = next((name for name in OWN if name in case.peers), None)
     call = PEERS[own](case, inputs) if own else None
-    if call is None:
-        return None
+    return None if call is None else compiled_call(call)
+
+
+def compiled_call(call: Call) -> Call:
+    """torch.compile of a call of PyTorch's."""
     torch = _torch()
     torch._dynamo.reset()  # or there would be too many versions of one function
     function, given = (call, ()) if not isinstance(call, partial) else (call.func, call.args)

@@ -152,6 +152,9 @@ class Torch:
         dtype = self._to_numpy.get(value.dtype)
         if dtype is None:
             raise TypeError(f"a tensor must have a dtype that npquant knows, got {value.dtype}")
+        if value.is_neg():
+            raise ValueError("a tensor must hold its values, got one that PyTorch negates when it "
+                             "is read: take its resolve_neg()")  # fmt: skip
         strides = [s * dtype.itemsize for s in value.stride()]
         return DeviceArray(value, self, value.data_ptr(), value.shape, dtype, strides)
 
@@ -293,4 +296,11 @@ def device(value: Any) -> DeviceArray:
     if type(value) is DeviceArray:
         return value
     found: DeviceArray = _library(value).describe(value)
+    size = found.dtype.itemsize
+    steps = [s for n, s in zip(found.shape, found.strides, strict=True) if n > 1]
+    if any(place % size for place in (found.pointer, *steps)):
+        raise ValueError(
+            f"a device array must have elements at multiples of their {size} bytes, got one at "
+            f"{found.pointer:#x} with strides {found.strides}"
+        )
     return found

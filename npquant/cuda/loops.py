@@ -161,6 +161,8 @@ def _launches(layout: Layout, size: int) -> Iterator[tuple[int, int, tuple[int, 
     """Yield (start, n, (skip, first, channels, inner)) for parts of at most LONGEST elements."""
     channels, inner = layout
     inner = inner or size
+    if channels >= 1 << 32:  # which kernels count in 32 bits
+        raise ValueError(f"input must have fewer than 2**32 channels, got {channels}")
     if inner <= LONGEST:
         for start in range(0, size, LONGEST):
             row = start // inner

@@ -35,6 +35,8 @@ class Shape(NamedTuple):
 
     @staticmethod
     def of(layout: Layout, size: int) -> Shape:
+        if layout.channels == 1:  # all of it is one run, however it is cut
+            return Shape(1, size, size)
         inner, length = layout.inner or size, size // layout.channels
         if 1 < inner < length and length >= 1 << 32:
             raise ValueError(f"a channel of several runs must have fewer than 2**32 elements, got "

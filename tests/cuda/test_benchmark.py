@@ -62,6 +62,9 @@ class Clock(gpu.Clock):
 
     overhead = medians
 
+    def wait(self):
+        """The device is well."""
+
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
@@ -72,12 +75,13 @@ def kept(monkeypatch, tmp_path):
         "torch_with_cuda": lambda: None,
         "Clock": lambda: clock,
         "versions": lambda arrays, clock: {"card": "none"},
-        "RESULTS": tmp_path / "results.json",
         "SIZES": (256,),
         "table": lambda n: [(name, case) for name, case in TABLE(n) if case.op in FEW],
     }.items():
         monkeypatch.setattr(gpu, attribute, value)
-    yield lambda: json.loads(gpu.RESULTS.read_text())
+    path = tmp_path / "results.json"
+    monkeypatch.setattr(gpu.main, "__defaults__", (str(path),))
+    yield lambda: json.loads(path.read_text())
     assert clock.freed == [b"first", b"second"]
 
 
@@ -108,6 +112,27 @@ def test_what_fails_is_left_out(kept, monkeypatch):
     left = kept()["not measured"]
     assert len(left) >= 2
     assert all(FEW[0] in text and text.endswith("CUDA_ERROR_OUT_OF_MEMORY") for text in left)
+
+
+def test_a_broken_device_ends_it(kept, monkeypatch):
+    """Whatever came after would fail as well, and say nothing of itself."""
+    call = gpu.npquant_call
+
+    def breaking(case, inputs, arrays):
+        if case.op == FEW[1]:
+            monkeypatch.setattr(Clock, "wait", broken)
+            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+        return call(case, inputs, arrays)
+
+    def broken(self):
+        raise RuntimeError("CUDA: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(gpu, "npquant_call", breaking)
+    with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+        gpu.main()
+    assert {row["op"] for row in kept()["rows"]} == {FEW[0]}
+    assert len(kept()["not measured"]) == 1
+    assert kept()["overheads"] == []
 
 
 def test_an_interrupt_keeps_what_was_measured(kept, monkeypatch):

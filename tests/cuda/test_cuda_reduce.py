@@ -38,7 +38,8 @@ def of_axis(axis):
 
 
 #: Shapes and granularities: runs of whole vectors and of others, tiles that are cut by runs,
-#: channels side by side, short ones, more channels than a block takes, tiles that are not full.
+#: channels side by side, short ones, more channels than a block takes, tiles that are not full,
+#: an axis of one channel.
 LAYOUTS = {
     "one tile": ((1000,), per_tensor),
     "tiles": ((2 * TILE + 1029,), per_tensor),
@@ -54,6 +55,8 @@ LAYOUTS = {
     "small images": ((300, 2, 5, 4), of_axis(1)),
     "last": ((TILE + 77, 3), last),
     "last of more": ((33, 9), last),
+    "one channel": ((5, 1, 3), of_axis(1)),
+    "one last channel": ((7, 1), last),
 }
 
 
