@@ -238,6 +238,11 @@ class SGD(_Optimizer):
     weight_decay : float, default 0
         Factor of the parameter in its gradient, at least 0.
 
+    Attributes
+    ----------
+    lr, momentum, weight_decay : float
+        The options. They may be assigned between steps: `lr`, to follow a schedule.
+
     Raises
     ------
     TypeError
@@ -316,6 +321,11 @@ class Adam(_Optimizer):
         Shares of the means that stay, at least 0 and less than 1.
     eps : float, default 1e-8
         What is added to the root, at least 0.
+
+    Attributes
+    ----------
+    lr, betas, eps
+        The options. They may be assigned between steps: `lr`, to follow a schedule.
 
     Raises
     ------

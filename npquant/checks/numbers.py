@@ -61,7 +61,7 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
         return float(one(value, name, kind))
     numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
     if not numeric or isinstance(value, (bool, np.timedelta64)):  # a NumPy integer, to NumPy
-        raise TypeError(f"{name} must be a number, got {show(value)}")
+        raise TypeError(f"{name} must be a number or a NumPy array of one, got {show(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -261,7 +261,7 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str 
     width = x.shape[-1]
     if g <= 1 or (g < width and width % g):
         raise ValueError(
-            f"group_size must be at least 2 and divide the last axis of {name}, of shape "
+            f"group_size must be at least 2, and divide or exceed the last axis of {name}, of shape "
             f"{x.shape}, got {show(g)}"
         )
     return min(g, width or 2)  # of nothing, groups of any size

@@ -41,8 +41,8 @@ def adaround_init(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis. Not
-        beside `axis`.
+        Number of neighbours along the last axis that share a scale; it divides that axis, or
+        is greater and stands for all of it. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -142,8 +142,8 @@ def adaround_soft(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis. Not
-        beside `axis`.
+        Number of neighbours along the last axis that share a scale; it divides that axis, or
+        is greater and stands for all of it. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -233,8 +233,8 @@ def adaround_soft_backward(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis. Not
-        beside `axis`.
+        Number of neighbours along the last axis that share a scale; it divides that axis, or
+        is greater and stands for all of it. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -335,8 +335,8 @@ def adaround_hard(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis. Not
-        beside `axis`.
+        Number of neighbours along the last axis that share a scale; it divides that axis, or
+        is greater and stands for all of it. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -427,8 +427,8 @@ def adaround_codes(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis. Not
-        beside `axis`.
+        Number of neighbours along the last axis that share a scale; it divides that axis, or
+        is greater and stands for all of it. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.

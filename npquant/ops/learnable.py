@@ -654,7 +654,7 @@ def fake_quantize_learnable_per_channel_group_affine(
         Least and greatest code, both included, within int64.
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
-        the number of columns.
+        the number of columns. A greater one stands for the whole row.
     grad_factor : float, default 1.0
         Finite factor of the gradients of scale and zero point. The forward has no use for it.
     out : ndarray or ArraySpec, optional
@@ -746,7 +746,7 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
-        the number of columns.
+        the number of columns. A greater one stands for the whole row.
     grad_factor : float, default 1.0
         Finite factor of the gradients of scale and zero point, for instance
         ``1 / sqrt(input.size * quant_max)``.

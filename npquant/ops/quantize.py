@@ -667,7 +667,7 @@ def quantize_per_channel_group(
         uint2, float8_e4m3fn, float8_e5m2.
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
-        the number of columns.
+        the number of columns. A greater one stands for the whole row.
     rounding : {"reciprocal", "divide"}, default "reciprocal"
         Whether `input` is multiplied by the reciprocal of the scale, as PyTorch does, or divided by
         the scale, as ONNX does.
@@ -755,7 +755,7 @@ def dequantize_per_channel_group(
         uint2, float8_e4m3fn, float8_e5m2.
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
-        the number of columns.
+        the number of columns. A greater one stands for the whole row.
     output_dtype : dtype, default float32
         Dtype of the result: float16, bfloat16, float32 or float64.
     out : ndarray or ArraySpec, optional
