@@ -261,8 +261,8 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str 
     width = x.shape[-1]
     if g <= 1 or (g < width and width % g):
         raise ValueError(
-            f"group_size must be at least 2, and divide or exceed the last axis of {name}, of shape "
-            f"{x.shape}, got {show(g)}"
+            f"group_size must be at least 2, and divide or exceed the last axis of {name}, "
+            f"of shape {x.shape}, got {show(g)}"
         )
     return min(g, width or 2)  # of nothing, groups of any size
 
