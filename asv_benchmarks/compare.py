@@ -30,6 +30,7 @@ import numpy as np
 import tables
 from benchmarks import cases, peers, work
 from benchmarks.cases import Call, Case, Inputs
+from llvmlite.binding import get_host_cpu_name
 
 import npquant
 
@@ -204,9 +205,11 @@ def about(threads: list[int], versions: dict[str, str]) -> dict[str, str]:
 
 
 def cpu_model() -> str:
+    """What the processor calls itself, and what the compiler takes it for."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    name = found[1] if found else platform.processor() or platform.machine()
+    return f"{name} ({get_host_cpu_name()})"
 
 
 # --- the command ------------------------------------------------------------------------------
