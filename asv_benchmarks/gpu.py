@@ -440,6 +440,7 @@ def measure_overheads(found: Found, arrays: Arrays, clock: Clock) -> None:
             took = clock.overhead(calls | ({"torch": torch} if torch else {}))
             found.overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
             print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
+        found.keep()
 
 
 @contextmanager

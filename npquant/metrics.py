@@ -83,7 +83,9 @@ def mse(reference: Array, actual: Array) -> float:
     2.0
     """
     a, b = _two(reference, actual)
-    found, e = _squared_difference(a, b)
+    found, e = cpu.total_squared_difference((a, b)), 0
+    if found == math.inf:  # which the mean need not be
+        found, e = _squared_difference(a, b)
     with np.errstate(over="ignore"):
         return float(np.ldexp(found / a.size, 2 * e))
 

@@ -443,6 +443,9 @@ def test_gradient_of_a_conversion(dtype):
     assert_same(of_x, nq.convert_element_type(grad, dtype).astype(F64))
     _, (none,) = on_tape(nq.convert_element_type, x, np.int8, sources=[x], grad=np.ones(3, np.int8))
     assert none is None
+    with pytest.raises(TypeError, match="dtype must not be float8 where a gradient is traced"):
+        on_tape(nq.convert_element_type, x, ml_dtypes.float8_e5m2, sources=[x])
+    ag.call(nq.convert_element_type, x, ml_dtypes.float8_e5m2)
 
 
 def test_adaround_loss_on_one_tape():

@@ -317,6 +317,11 @@ def test_where_it_lies():
         assert a.contiguous == y.flags.c_contiguous
 
 
+def test_more_channels_than_32_bits_count():
+    with pytest.raises(ValueError, match=r"input must have fewer than 2\*\*32 channels, got"):
+        next(loops._launches(Layout(2**32, 1), 2**32))
+
+
 @pytest.mark.parametrize("longest", [5, 12, 13, 1000])
 @pytest.mark.parametrize(("channels", "inner"), [(3, 12), (1, None), (4, 1)])
 def test_long_arrays_take_several_launches(monkeypatch, longest, channels, inner):

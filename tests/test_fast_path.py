@@ -99,6 +99,12 @@ PER_CHANNEL = (
     "fake_quantize_learnable_per_channel_affine",
     "adaround_hard",
 )
+OF_ONE_SCALE = (
+    "quantize_per_tensor",
+    "dequantize_per_tensor",
+    "fake_quantize_per_tensor_affine",
+    "fake_quantize_per_tensor_affine_cachemask",
+)
 #: Long runs, whole runs, and channels side by side, of more than one thread's work.
 LARGE = [((70, 4096), 0), ((300, 28, 32), 1), ((4400, 65), 1)]
 
@@ -114,7 +120,7 @@ def test_large_arrays(shape, axis, threads, monkeypatch):
         Kernel, "__call__", lambda self, *args: to_several.append(args[0]) or run(self, *args)
     )
     assert prod(shape) >= PARALLEL_FROM
-    for name in PER_CHANNEL:
+    for name in (*PER_CHANNEL, *OF_ONE_SCALE):
         kwargs, same = (usual(name, shape, axis) for _ in range(2))
         got = results(name, kwargs)
         assert not long_way, name
@@ -276,12 +282,14 @@ ONE_SCALE = [
     ),
     lambda x, s, z: nq.fake_quantize_per_tensor_affine(x, s, z, -128, 127),
     lambda x, s, z: nq.fake_quantize_per_tensor_affine(x, s, z, -(2**40), 2**40),
+    lambda x, s, z: nq.fake_quantize_per_tensor_affine(x, s, z, -(2**63), 2**63 - 1),
+    lambda x, s, z: nq.fake_quantize_per_tensor_affine(x, s, z, -9, 2**53 + 3),
     lambda x, s, z: nq.fake_quantize_per_tensor_affine_cachemask(x, s, z, -7, 1, rounding="divide"),
 ]
 
 
 @pytest.mark.parametrize(
-    "zero_point", [0, -7, 2**20, 2**20 + 1, 2**32 + 9, 2**53 + 1, 2**64], ids=str
+    "zero_point", [0, -7, 2**20, 2**20 + 1, 2**32 + 9, 2**53 + 4, 2**63], ids=str
 )
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("op", range(len(ONE_SCALE)))
@@ -301,6 +309,24 @@ def test_one_number_of_any_form(op, dtype, zero_point):
                 assert got == wanted
             else:
                 assert_same(got, wanted, scale)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_out_over_the_one_scale(order):
+    """It is refused, though the number is read before anything is written."""
+    x = np.ones((2, 3), np.float32, order)
+    room = np.full(6, 0.5, np.float32)
+    out, scale = room.reshape(x.shape, order=order), room[:1]
+    with pytest.raises(ValueError, match="out must be apart from scale"):
+        nq.fake_quantize_per_tensor_affine(x, scale, 0, -8, 7, out=out)
+    codes = x.astype(np.int8)
+    with pytest.raises(ValueError, match="out must be apart from scale"):
+        nq.dequantize_per_tensor(codes, scale, 0, -8, 7, np.int8, out=out)
+    codes, zero_point = np.zeros(x.shape, np.int8, order), np.zeros(6, np.int8)
+    out = zero_point.reshape(x.shape, order=order)
+    with pytest.raises(ValueError, match="out must be apart from zero_point"):
+        nq.quantize_per_tensor(x, 0.5, zero_point[:1], -8, 7, np.int8, out=out)
+    assert (room == 0.5).all()
 
 
 def test_one_number_of_no_form():

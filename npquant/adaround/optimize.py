@@ -187,7 +187,8 @@ def optimize_rounding(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If shapes do not fit, a number is not finite or out of its range, or no row is left to learn
-        from. Nothing has been learned then, unless a layer does not take what the one before gives.
+        from; or outputs of a layer have a mean square that no float32 holds, or is next to none.
+        Nothing has been learned then, unless it is of what the layers before hand on.
 
     See Also
     --------
@@ -275,10 +276,13 @@ class _Rows:
         self.power = cpu.dot((self.target, self.target)) / self.target.size or 1.0
         with np.errstate(over="ignore", under="ignore"):
             self.share = np.array(layer.weight.size / self.power, np.float32)
-        if not 0 < self.share < math.inf:
+
+    def check(self, name: str) -> None:
+        """Refuse outputs whose loss float32 cannot hold, nor a gradient of it."""
+        limits = np.finfo(np.float32)
+        if not (limits.tiny <= self.share <= limits.max and self.power <= limits.max):
             raise ValueError(
-                "inputs must give outputs whose mean square is not beyond float32, got "
-                f"{self.power} of {layer.weight.size} weights"
+                f"{name} must give outputs whose mean square is within float32, got {self.power}"
             )
 
     def error(self, weight: Array) -> float:
@@ -392,12 +396,13 @@ def _from_rows(
     done: list[Rounded] = []
     for i, layer in enumerate(chain):
         if isinstance(layer, Layer):
-            rows = _Rows(layer, x[:n], f[:n])
+            rows, name = _Rows(layer, x[:n], f[:n]), f"layers[{i}]"
+            rows.check(name)
             judge = _Rows(layer, x[n:], f[n:]) if n < len(x) else rows
             objective: _Objective = rows
             if options.gram and layer.activation is None:
                 objective = _Moments.of_rows(rows, rows.x if x is f else f[:n])
-            grid, name = grids[len(done)], f"layers[{i}]"
+            grid = grids[len(done)]
             done.append(_learn(layer.weight, grid, objective, rows, judge, options, name))
             if len(done) == len(grids):
                 break

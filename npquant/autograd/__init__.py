@@ -1,7 +1,7 @@
 """Gradients by a tape, for training with quantization: ``import npquant.autograd``.
 
 A `Tape` applies steps and remembers them; `Tape.gradient` goes back. Steps are the fake-quantize
-ops of npquant, the functions here, and whatever consists of these.
+ops of npquant and `convert_element_type`, the functions here, and whatever consists of these.
 """
 
 from npquant.autograd.functional import (

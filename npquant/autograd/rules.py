@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import npquant as nq
+from npquant import dtypes
 from npquant.arithmetic import kind
 from npquant.autograd import functional
-from npquant.dtypes import FLOATS
 
 Array = np.ndarray[Any, Any]
 Differentiated = Callable[..., tuple[Any, Any]]
@@ -211,13 +211,15 @@ def adaround_regularizer(V: Array, beta: Any) -> tuple[Array, Any]:
 
 
 def convert_element_type(input: Array, dtype: Any) -> tuple[Array, Any]:
-    """Among floats; of integers there is no gradient."""
+    """Among floats; of integers there is no gradient, and none could be held in float8."""
+    if dtypes.canonical(dtype, "dtype") in dtypes.FLOAT8:
+        raise TypeError(f"dtype must not be float8 where a gradient is traced, got {dtype}")
     y, (_, given) = nq.convert_element_type(input, dtype), kind(input)
 
     def back(grad: Array) -> Any:
         return nq.convert_element_type(grad, given)
 
-    return y, (back if kind(y)[1] in FLOATS else None,)
+    return y, (back if kind(y)[1] in dtypes.FLOATS else None,)
 
 
 def summed(grad: Array, shape: tuple[int, ...]) -> Array:

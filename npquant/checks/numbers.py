@@ -61,7 +61,7 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
         return float(one(value, name, kind))
     numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
     if not numeric or isinstance(value, (bool, np.timedelta64)):  # a NumPy integer, to NumPy
-        raise TypeError(f"{name} must be a number or a NumPy array of one, got {show(value)}")
+        raise TypeError(f"{name} must be a number, got {show(value)}")
     try:
         return float(value)
     except OverflowError:

@@ -284,8 +284,8 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    constants, names, kernel, at_once = _tensor_qparams(
-        x.shape, x.dtype, type(x), quant_min, quant_max, rounding
+    constants, names, kernel, at_once = _tensor(
+        True, True, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
     )
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     if enabled and (done := at_once(x, scale, zero_point)) is not None:
@@ -880,7 +880,7 @@ def _per_tensor(
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
     constants, names, kernel, at_once = _tensor(
-        masked, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
+        False, masked, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
     )
     done = at_once(x, scale, zero_point, out)
     if done is not None:
@@ -908,32 +908,21 @@ def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
 
 @checks.remembered
 def _tensor(
-    masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any,
-    quant_max: Any, rounding: Any,
+    in_arrays: bool, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type,
+    quant_min: Any, quant_max: Any, rounding: Any,
 ) -> tuple[tuple[int, int, int], tuple[str, str, str], str, FastPath]:  # fmt: skip
-    """The constants and their precision, the kernel, and what does it all at once if it can."""
+    """The constants and their precision, the kernel, and what does it all at once if it can.
+
+    Of qparams in arrays, the zero point may be any integer.
+    """
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
     kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
+    exact = -checks.EXACT32, checks.EXACT32
+    shapes, kinds, within = (_ONE, CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
     return constants, names, kernel, fast_path(
-        kernel, kind, shape, dtype, layout.PER_TENSOR, (), constants, names, dtype, PYTHON_NUMBERS,
-        (lo, hi), _QPARAMS, masked,
-    )  # fmt: skip
-
-
-@checks.remembered
-def _tensor_qparams(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
-    rounding: Any,
-) -> tuple[tuple[int, int, int], tuple[str, str, str], str, FastPath]:  # fmt: skip
-    """The same of qparams in arrays, whose zero point may be any code of its dtype."""
-    lo, hi = checks.bounds(quant_min, quant_max, kind)
-    names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
-    kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
-    within = -checks.EXACT32, checks.EXACT32
-    return constants, names, kernel, fast_path(
-        kernel, kind, shape, dtype, layout.PER_TENSOR, _ONE, constants, names, dtype, CODES,
-        within, _QPARAMS, True,
+        kernel, kind, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds,
+        within, _QPARAMS, masked,
     )  # fmt: skip
 
 

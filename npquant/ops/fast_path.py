@@ -123,7 +123,7 @@ def fast_path(
     inner = inner or n
     # A float is one already: an integer is asked for it in every call.
     lo, hi, nan = constants if code == "int32" else map(float, constants)
-    least, most = map(float, within)
+    (lowest, highest), (least, most) = within, map(float, within)
 
     # What cuts the data into channels.
     cut = (0, channels, inner, repeats) if repeats else (0, channels, inner)
@@ -165,11 +165,13 @@ def fast_path(
     ) -> tuple[Array, Any] | None:
         if not (all(map(_is_carray, x)) if several else x.flags.carray):
             return None if flat or out is not None else as_they_lie(x, scale, zero_point)
+        qparams = scale, zero_point
         if not shapes:
             scale = scale if type(scale) is float else _number(scale)
             zero_point = zero_point if type(zero_point) is int else _number(zero_point)
         if type(scale) is float:
-            if type(zero_point) is not int or not least <= zero_point <= most:
+            # Not between the floats, to which large bounds are rounded.
+            if type(zero_point) is not int or not lowest <= zero_point <= highest:
                 return None
             if inverse and scale:
                 scale = 1.0 / scale
@@ -187,7 +189,7 @@ def fast_path(
             if out is x and n > PIECE:  # which is better done in pieces
                 return None
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
-            y = checks.output(out, u, target, names, (*others, scale, zero_point))
+            y = checks.output(out, u, target, names, (*others, *qparams))
             if not y.flags.carray:
                 return None
         v, w = y, (mask := _empty(shape, _BOOL) if masked else None)

@@ -231,7 +231,7 @@ def dequantize_per_tensor(
     s, z = _numbers(q, scale, zero_point)
     s = checks.cast(s, dtypes.compute(result)) if checks.on_device(s) else s
     y = checks.output(out, q, result, _QPARAM, (scale, zero_point))
-    _dequantize(layout.PER_TENSOR, q, s, z, _NO_CODES, names, y, result)
+    _dequantize(layout.PER_TENSOR, q, s, z, names, y, result)
     return y
 
 
@@ -440,7 +440,7 @@ def dequantize_per_channel(
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
-    _dequantize(granularity, q, s, z, _NO_CODES, _IN_FLOAT32, y, result)
+    _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result)
     return y
 
 
@@ -998,15 +998,15 @@ def _quantize_rows(
 
 
 def _dequantize(
-    granularity: layout.Granularity, q: Array, s: Any, z: Any, constants: Any, names: Any,
-    y: Array, result: dtypes.DType,
+    granularity: layout.Granularity, q: Array, s: Any, z: Any, names: Any, y: Array,
+    result: dtypes.DType,
 ) -> None:  # fmt: skip
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
     kernel = lib.dequantize
     if _narrow(result, q.dtype) and _codes_of_one_byte(z, q.dtype):
         kernel, names = lib.dequantize_promoted, _IN_FLOAT32
-    kernel(granularity, q, s, z, constants, names, y)
+    kernel(granularity, q, s, z, _NO_CODES, names, y)
 
 
 def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:

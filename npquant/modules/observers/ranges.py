@@ -119,7 +119,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
     Parameters
     ----------
     averaging_constant : float, default 0.01
-        How far each array moves the bounds, rounded to float32.
+        How far each array moves the bounds, from 0 to 1, rounded to float32; PyTorch takes any.
     dtype : dtype, default uint8
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
@@ -299,7 +299,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
     Parameters
     ----------
     averaging_constant : float, default 0.01
-        How far each array moves the bounds, rounded to float32.
+        How far each array moves the bounds, from 0 to 1, rounded to float32; PyTorch takes any.
     ch_axis : int, default 0
         Axis of the channels; a negative one counts from the end.
     dtype : dtype, default uint8
