@@ -886,7 +886,11 @@ ERRORS = [
         ValueError,
         "group_size must be None if per_token",
     ),
-    (lambda: learnable("group")[0](data((2, 5))), ValueError, "divide the last axis of x"),
+    (
+        lambda: learnable("group")[0](data((2, 5))),
+        ValueError,
+        "divide or exceed the last axis of x",
+    ),
     (lambda: learnable("tensor")[0](np.ones(3, int)), TypeError, "x must have a dtype among"),
     (lambda: AdaroundFakeQuantizer(qscheme="symmetric"), ValueError, "qscheme must be one of"),
     (lambda: AdaroundFakeQuantizer(qscheme=None), TypeError, "qscheme must be a string"),
@@ -900,7 +904,7 @@ ERRORS = [
     ),
     (lambda: AdaroundFakeQuantizer()(np.ones(3, int)), TypeError, "x must have a dtype among"),
     (lambda: AdaroundFakeQuantizer().codes(data(3)), ValueError, "V is made by the first call"),
-    (lambda: adaround("group")[0](data((2, 5))), ValueError, "divide the last axis of x"),
+    (lambda: adaround("group")[0](data((2, 5))), ValueError, "divide or exceed the last axis"),
 ]
 
 

@@ -130,6 +130,18 @@ def test_real_numbers_within_the_bound_of_their_sums(case):
         assert (abs(a.astype(F64) - b) <= 2 * (n + 2) * 2.0**-24 * abs(size)).all()
 
 
+@pytest.mark.parametrize("target", ["float32", "float64"])
+@pytest.mark.parametrize("source", ["float32", "float64"])
+def test_conversion_to_the_bit(source, target):
+    """`Tensor.to`, whose gradient is converted back."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=999) * 2.0 ** rng.integers(-140, 120, 999)).astype(source)
+    grad = (rng.normal(size=999) * 2.0 ** rng.integers(-140, 120, 999)).astype(target)
+    got = ours(nq.convert_element_type, [x], grad, {"dtype": target})
+    expected = theirs(lambda t: t.to(getattr(torch, target)), [x], grad, {})
+    assert_same(tuple(got), expected)
+
+
 def test_sigmoid():
     """NumPy's exp is off by up to 2.52 units in the last place, PyTorch's by 1; addition and
     division, and in PyTorch a negation, follow: together below 8 units of 2**-23, relative. Of the
@@ -291,7 +303,7 @@ def test_every_step_has_its_peer():
     The formulas of AdaRound are beside PyTorch's autograd in test_pytorch_adaround.py.
     """
     found = {step.__name__ for step, *_ in SHAPES.values()} | set(STRAIGHT)
-    found |= {"sigmoid", "softmax_cross_entropy"}
+    found |= {"convert_element_type", "sigmoid", "softmax_cross_entropy"}
     found |= {f"fake_quantize_learnable_{kind}_affine" for kind in LEARNABLE}
     found |= {f"fused_moving_avg_obs_fake_quant{end}" for end in ("", "_cachemask")}
     without = {
