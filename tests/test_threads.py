@@ -156,6 +156,30 @@ def test_every_item_is_in_one_segment(monkeypatch, n, grain, threads):
     np.testing.assert_array_equal(marks, [*lengths, 0])
 
 
+def _waits(begin, end, spins, marks, spun):
+    """The first segment waits for all others, but not forever."""
+    done = 0
+    while begin == 0 and done < marks.size - end and spun[0] < spins:
+        spun[0] += 1
+        done = 0
+        for i in range(end, marks.size):
+            done += marks[i]
+    for i in range(begin, end):
+        marks[i] = 1
+
+
+@compiled
+def test_no_segment_waits_for_a_thread_that_is_slow(monkeypatch):
+    """Those of its share that it has not begun are done by others."""
+    monkeypatch.setattr(target, "threads", lambda: 2)
+    ints = target.array_type(np.dtype(np.int32))
+    kernel = target.Kernel(_waits, "waits", lambda key: (target.types.intp, ints, ints))
+    marks, spun, spins = np.zeros(1000, np.int32), np.zeros(1, np.int32), 10**7
+    kernel(1000, target.PARALLEL_FROM, (spins, marks, spun), ("waits",), 10)
+    assert marks.all()
+    assert spun[0] < spins
+
+
 @compiled
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_a_segment_raises(monkeypatch, threads):

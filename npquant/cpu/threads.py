@@ -3,6 +3,10 @@
 Those compile a kernel again for each function that is wrapped around it, which takes twice as long.
 What the pool needs is a C function, and one serves all segments of a signature: it is told where
 the segment's machine code is.
+
+Each thread has a share of the segments, one after another in memory, as it had in the call before:
+they may still be in its cache. When it is done it takes those that other threads have not begun,
+as cores are not equally fast, nor free at once. A segment computes the same whoever does it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ from numba.extending import intrinsic
 from numba.np.ufunc import parallel as pool
 
 _BYTES = ir.IntType(8).as_pointer()
+#: Words in a line of the cache, for which threads must not compete.
+_LINE = 8
+#: The field of a task that says whether a segment failed.
+_FAILED = 3
 
 
 def available() -> int:
@@ -56,23 +64,36 @@ def _spread(
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         loop, threads, segment, items, grain, args = values
         word = items.type
-        task = cgutils.alloca_once_value(
-            builder, cgutils.pack_struct(builder, [segment, items, grain, word(0), args])
-        )
-        body = _body(context, builder.module, task.type, word, kinds)
         segments = builder.sdiv(builder.add(items, builder.sub(grain, word(1))), grain)
-        # The pool has one array to divide, of a byte for each segment. It is never read: a part of
-        # it lies as far behind `task` as segments come before.
+        turns = builder.alloca(word, builder.mul(threads, word(_LINE)))
+        with cgutils.for_range(builder, threads) as thread:
+            share = _share(builder, thread.index, segments, threads)
+            builder.store(share, _turn(builder, turns, thread.index))
+        fields = [segment, items, grain, word(0), args, threads, segments, turns]
+        task = cgutils.alloca_once_value(builder, cgutils.pack_struct(builder, fields))
+        body = _body(context, builder.module, task.type, word, kinds)
+        # The pool has one array to divide, of a byte for each thread. It is never read: a part of
+        # it lies as far behind `task` as threads come before.
         array = cgutils.alloca_once_value(builder, builder.bitcast(task, _BYTES))
-        count = cgutils.alloca_once_value(builder, segments)
+        count = cgutils.alloca_once_value(builder, threads)
         step = cgutils.alloca_once_value(builder, word(1))
         numbers = [word(0), word(1), threads]  # dimensions beyond the first, arrays
         pointers = [builder.bitcast(p, _BYTES) for p in (body, array, count, step, task)]
         kind = ir.FunctionType(ir.VoidType(), [_BYTES] * 5 + [word] * 3)
         builder.call(builder.inttoptr(loop, kind.as_pointer()), [*pointers, *numbers])
-        return builder.icmp_signed("!=", builder.load(_field(builder, task, 3)), word(0))
+        return builder.icmp_signed("!=", builder.load(_field(builder, task, _FAILED)), word(0))
 
     return types.boolean(loop, threads, segment, items, grain, args), generate
+
+
+def _share(builder: Any, thread: Any, segments: Any, threads: Any) -> Any:
+    """The first segment of a thread's share."""
+    return builder.sdiv(builder.mul(segments, thread), threads)
+
+
+def _turn(builder: Any, turns: Any, thread: Any) -> Any:
+    """Where the next segment of a thread's share is counted, in a line of the cache of its own."""
+    return builder.gep(turns, [builder.mul(thread, thread.type(_LINE))])
 
 
 def _field(builder: Any, struct: Any, i: int) -> Any:
@@ -80,28 +101,42 @@ def _field(builder: Any, struct: Any, i: int) -> Any:
 
 
 def _body(context: Any, module: Any, task_type: Any, word: Any, kinds: Any) -> Any:
-    """The function that the pool calls: ``body(arrays, dimensions, steps, task)``."""
+    """The function that the pool calls: ``body(arrays, dimensions, steps, task)``.
+
+    Any call of it would do all segments, if no other came.
+    """
     kind = ir.FunctionType(
         ir.VoidType(), [_BYTES.as_pointer(), word.as_pointer(), word.as_pointer(), _BYTES]
     )
     body = ir.Function(module, kind, module.get_unique_name("segments"))
     body.linkage = "internal"
     builder = ir.IRBuilder(body.append_basic_block())
-    arrays, dimensions, _, data = body.args
+    arrays, _, _, data = body.args
     task = builder.bitcast(data, task_type)
-    segment, items, grain, _, args = cgutils.unpack_tuple(builder, builder.load(task))
+    fields = cgutils.unpack_tuple(builder, builder.load(task))
+    segment, items, grain, _, args, threads, segments, turns = fields
     # What it returns is left in a place as large as a pointer, and lost: None, or a truth value.
     called = context.call_conv.get_function_type(types.none, kinds)
     segment = builder.inttoptr(segment, called.as_pointer())
     part = builder.load(arrays)
     first = builder.sub(builder.ptrtoint(part, word), builder.ptrtoint(data, word))
-    with cgutils.for_range(builder, builder.load(dimensions)) as run:
-        begin = builder.mul(builder.add(first, run.index), grain)
-        end = builder.add(begin, grain)
-        end = builder.select(builder.icmp_signed("<", end, items), end, items)
-        each = [begin, end, *cgutils.unpack_tuple(builder, args)]
+    with cgutils.for_range(builder, threads) as run:
+        thread = builder.urem(builder.add(first, run.index), threads)
+        end = _share(builder, builder.add(thread, word(1)), segments, threads)
+        ask, work, done = (builder.append_basic_block(name) for name in ("ask", "work", "done"))
+        builder.branch(ask)
+        builder.position_at_end(ask)
+        i = builder.atomic_rmw("add", _turn(builder, turns, thread), word(1), "monotonic")
+        builder.cbranch(builder.icmp_signed("<", i, end), work, done)
+        builder.position_at_end(work)
+        begin = builder.mul(i, grain)
+        stop = builder.add(begin, grain)
+        stop = builder.select(builder.icmp_signed("<", stop, items), stop, items)
+        each = [begin, stop, *cgutils.unpack_tuple(builder, args)]
         status, _ = context.call_conv.call_function(builder, segment, types.none, kinds, each)
         with builder.if_then(status.is_error, likely=False):
-            builder.store(word(1), _field(builder, task, 3))
+            builder.store(word(1), _field(builder, task, _FAILED))
+        builder.branch(ask)
+        builder.position_at_end(done)
     builder.ret_void()
     return body
