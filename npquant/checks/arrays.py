@@ -155,6 +155,8 @@ def output(
     shape = x.shape
     if out is None:
         return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new_alike(dtype).owner
+    if _fits(out, x, dtype, others):
+        return out
     y = place(out, "out")
     if y.dtype != dtype:
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
@@ -173,6 +175,25 @@ def output(
             if on_device(other) and array(other, name).overlaps(y):
                 raise ValueError(f"out must be apart from {name}, got an overlapping array")
     return out  # itself, though it be a memory map
+
+
+def _fits(out: Any, x: Array, dtype: DType, others: tuple[Any, ...]) -> bool:
+    """Whether an `out` is as it mostly is: contiguous, and far from all else."""
+    if not (
+        type(out) is type(x) is np.ndarray
+        and out.dtype is dtype
+        and out.shape == x.shape
+        and out.flags.carray
+        and (out is x or not np.may_share_memory(out, x))
+    ):
+        return False
+    for other in others:
+        kind = type(other)
+        if kind is float or kind is int:
+            continue
+        if kind is not np.ndarray or np.may_share_memory(out, other):
+            return False
+    return True
 
 
 def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]:
