@@ -14,6 +14,8 @@ from npquant import checks, layout
 from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
 
+__all__ = ["gptq"]
+
 Array = np.ndarray[Any, Any]
 
 ORDERS = ("natural", "activation")

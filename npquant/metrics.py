@@ -14,6 +14,8 @@ import numpy as np
 from npquant import checks, cpu, dtypes
 from npquant.dtypes import INTEGERS
 
+__all__ = ["cosine", "max_code_difference", "mse", "sqnr"]
+
 Array = np.ndarray[Any, Any]
 
 _KINDS = np.ndarray, np.generic

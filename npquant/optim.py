@@ -16,6 +16,8 @@ from npquant.dtypes import SINGLE_AND_DOUBLE
 from npquant.errors import show
 from npquant.state import remade, seen, takes_state
 
+__all__ = ["SGD", "Adam"]
+
 Array = np.ndarray[Any, Any]
 
 
@@ -43,6 +45,10 @@ class _Optimizer:
                 raise ValueError(f"parameters must lie apart, parameters[{i}] overlaps another")
         self._state: list[dict[str, Any]] = [{} for _ in values]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check options that are assigned as those of the constructor, and make them so."""
+        super().__setattr__(name, self._checked(name, value) if name in self._options else value)
+
     def step(self, gradients: Sequence[Any]) -> None:
         """Update every parameter in place.
 
@@ -50,7 +56,8 @@ class _Optimizer:
         ----------
         gradients : sequence of ndarray or None
             The gradient of each parameter, in their order, of its shape and dtype. A parameter
-            whose gradient is None stays as it is, and so does its state.
+            whose gradient is None stays as it is, and so does its state. Parameters are updated in
+            their order: a gradient that lies in another one's memory is read when that is done.
 
         Raises
         ------
@@ -154,9 +161,10 @@ class _Optimizer:
         if not listed or params != list(range(count)):
             got = params if listed else seen(params)
             raise ValueError(f"params must be the list 0..{count - 1}, got {got}")
+        options = {}
         for name in self._options:
             _of_numbers(name, group[name])
-        options = self._checked(**{name: group[name] for name in self._options})
+            options[name] = self._checked(name, group[name])
         if not isinstance(parts["state"], Mapping):
             raise ValueError(f"state must be a dict, got {seen(parts['state'])}")
         state: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -185,8 +193,9 @@ class _Optimizer:
                 f"got {seen(lists[0])} and {seen(lists[1])}"
             )
         for name in self._options:
-            _of_numbers(name, getattr(other, name))
-        other._checked(**{name: getattr(other, name) for name in self._options})
+            value = getattr(other, name)
+            _of_numbers(name, value)
+            state = {**state, name: self._checked(name, value)}
         for i, entry in enumerate(other._state):
             other._value(i)
             if type(entry) is not dict or entry:
@@ -215,8 +224,9 @@ class _Optimizer:
     def _keys(self) -> tuple[str, ...]:
         return self._arrays
 
-    def _checked(self, **options: Any) -> dict[str, Any]:
-        raise NotImplementedError
+    def _checked(self, name: str, value: Any) -> Any:
+        """An option as it is kept."""
+        return checks.at_least(value, name, 0.0)
 
 
 class SGD(_Optimizer):
@@ -241,7 +251,8 @@ class SGD(_Optimizer):
     Attributes
     ----------
     lr, momentum, weight_decay : float
-        The options. They may be assigned between steps: `lr`, to follow a schedule.
+        The options. They may be assigned between steps: `lr`, to follow a schedule. What the
+        constructor would refuse is refused then, too.
 
     Raises
     ------
@@ -281,10 +292,7 @@ class SGD(_Optimizer):
         weight_decay: float = 0,
     ) -> None:
         super().__init__(parameters)
-        self.__dict__.update(self._checked(lr=lr, momentum=momentum, weight_decay=weight_decay))
-
-    def _checked(self, **options: Any) -> dict[str, Any]:
-        return {name: checks.at_least(value, name, 0.0) for name, value in options.items()}
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         if self.momentum == 0:
@@ -325,7 +333,8 @@ class Adam(_Optimizer):
     Attributes
     ----------
     lr, betas, eps
-        The options. They may be assigned between steps: `lr`, to follow a schedule.
+        The options. They may be assigned between steps: `lr`, to follow a schedule. What the
+        constructor would refuse is refused then, too.
 
     Raises
     ------
@@ -371,14 +380,10 @@ class Adam(_Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(parameters)
-        self.__dict__.update(self._checked(lr=lr, betas=betas, eps=eps))
+        self.lr, self.betas, self.eps = lr, betas, eps
 
-    def _checked(self, **options: Any) -> dict[str, Any]:
-        return {
-            "lr": checks.at_least(options["lr"], "lr", 0.0),
-            "betas": _betas(options["betas"]),
-            "eps": checks.at_least(options["eps"], "eps", 0.0),
-        }
+    def _checked(self, name: str, value: Any) -> Any:
+        return _betas(value) if name == "betas" else super()._checked(name, value)
 
     def _keys(self) -> tuple[str, ...]:
         return ("step", *self._arrays)

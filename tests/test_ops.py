@@ -998,7 +998,8 @@ def test_convert_element_type(target):
             agree("convert_element_type", np.array(values).astype(source), target, note=source)
     z = np.array(values, np.complex64) + 1j
     with np.errstate(all="ignore"):
-        assert_same(nq.convert_element_type(z, target), oracle.convert_element_type(z.real, target))
+        real = z if target == np.dtype(bool) else z.real  # 0 + 1j is not zero
+        assert_same(nq.convert_element_type(z, target), oracle.convert_element_type(real, target))
     for source in ("bool", "int8", "uint8", "int16", "int32", "int64"):
         x = np.array([0, 1, -1, 127, 128, 300, 2**24 + 1, -(2**31), 2**62 + 1]).astype(source)
         agree("convert_element_type", x, target, note=source)

@@ -674,8 +674,9 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(f"labels must lie within 0..{classes - 1}, got {labels.min()}.."
                          f"{labels.max()}")  # fmt: skip
-    y = logits - logits.max(axis=1, keepdims=True)
-    y -= np.log(np.exp(y).sum(axis=1, keepdims=True))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite differences, as in PyTorch
+        y = logits - logits.max(axis=1, keepdims=True)
+        y -= np.log(np.exp(y).sum(axis=1, keepdims=True))
     return _mean(-y[np.arange(rows), labels], logits), y
 
 

@@ -68,6 +68,10 @@ class Parameter:
         """Refuse: what NumPy computes is not recorded, and it would save an object."""
         raise TypeError(f"{self!r} is no array: take its value, or apply the step on a tape")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As protocols from 2 on do it: slots are unknown to those before."""
+        return super().__reduce_ex__(max(protocol, 2))
+
     def __repr__(self) -> str:
         name = "" if self.name is None else f", {self.name!r}"
         return f"Parameter({self.value.dtype} of shape {self.value.shape}{name})"

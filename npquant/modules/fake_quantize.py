@@ -434,3 +434,13 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         bounds = self.quant_min, self.quant_max
         choose(low, high, bounds, SMALL_SCALE, 0, "float32", scale, zero_point)
         return scale, zero_point
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of the repr, in PyTorch's order."""
+        return (
+            f"fake_quant_enabled={self.fake_quant_enabled}, "
+            f"observer_enabled={self.observer_enabled}, scale={self.scale}, "
+            f"zero_point={self.zero_point}, dtype={self.dtype}, quant_min={self.quant_min}, "
+            f"quant_max={self.quant_max}, qscheme={self.qscheme}, "
+            f"reduce_range={self.activation_post_process.reduce_range}"
+        )

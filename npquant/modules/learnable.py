@@ -15,7 +15,7 @@ from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantizeBase
-from npquant.modules.module import Array, value_of
+from npquant.modules.module import Array, check_eps, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ROUNDINGS
 
@@ -403,7 +403,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         return rows
 
     def _channels(self, x: Array) -> Iterable[Array]:
-        return np.moveaxis(x, self.ch_axis, 0) if self.is_per_channel else [x]
+        if not self.is_per_channel:
+            return [x]
+        rows = np.moveaxis(x, self.ch_axis, 0)
+        return [rows[i, ...] for i in range(len(rows))]  # arrays, though of no axes
 
     def _lsq(self, channels: Iterable[Array]) -> Array:
         """``2 * mean(abs(x)) / sqrt(quant_max)`` of each channel."""
@@ -446,7 +449,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         super()._check_state(prefix, state)
         # Optimizers move scales and zero points freely.
         self._check_shapes(prefix, state, kind(self.scale.value)[0][0])
-        self._check_positive(prefix + "eps", state["eps"])
+        check_eps(prefix, state)
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""

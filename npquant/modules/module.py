@@ -12,6 +12,7 @@ import numpy as np
 from npquant.arithmetic import is_array, kind, on_host
 from npquant.autograd import Parameter, call
 from npquant.dtypes import REALS, names
+from npquant.errors import show
 from npquant.state import remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
@@ -165,6 +166,9 @@ class Module:
             arrays[name] = _copied(name, on_host(array), REALS)
         module._check_state("", arrays)
         self.__dict__.update(state)
+        for name in self._buffers:
+            if isinstance(a := self._get(name), np.ndarray) and type(a) is not np.ndarray:
+                self._set(name, arrays[name])  # of a memory map
 
     # --- looks --------------------------------------------------------------------------------
 
@@ -199,3 +203,11 @@ def check_shape(key: str, array: Array, shapes: tuple[tuple[int, ...], ...]) -> 
     if array.shape not in shapes:
         allowed = " or ".join(map(str, shapes))
         raise ValueError(f"state_dict[{key!r}] must have the shape {allowed}, got {array.shape}")
+
+
+def check_eps(prefix: str, state: Mapping[str, Array]) -> None:
+    """The least scale, of which a constructor would take no other."""
+    if not 0 < state["eps"] < np.inf:
+        raise ValueError(
+            f"state_dict[{prefix + 'eps'!r}] must be positive and finite, got {show(state['eps'])}"
+        )

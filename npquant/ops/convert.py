@@ -20,8 +20,8 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     Floats become floats by rounding to nearest, ties to even; float64 reaches two-byte floats by
     way of float32. Too large a value becomes infinite, but in float8_e4m3fn the bound 448 of its
     sign, also for an infinity; a NaN stays NaN. Floats become integers by truncation and then wrap,
-    as integers do; a NaN becomes 0. Of a complex number the real part is taken, and bool is whether
-    it is not 0.
+    as integers do; a NaN becomes 0. To bool, everything but zero is True; else the real part of a
+    complex number is taken.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     Corresponds to ``torch.ops.quantized_decomposed.convert_element_type.no_fuse`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D10; see docs/departures.md.
+    Departures from PyTorch: D4, D10, D29; see docs/departures.md.
 
     Examples
     --------
@@ -80,11 +80,12 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     if on_device:
         backend.of(x).convert(x, y)
         return y
-    if x.dtype in _COMPLEX:
-        x = x.real
     if target == np.bool_:
         np.not_equal(x, x.dtype.type(0), out=y)
-    elif x.dtype == target or not (_floating(x.dtype) or _floating(target)):
+        return y
+    if x.dtype in _COMPLEX:
+        x = x.real
+    if x.dtype == target or not (_floating(x.dtype) or _floating(target)):
         np.copyto(y, x, casting="unsafe")  # integers wrap in NumPy as they do in PyTorch
     else:
         backend.of(x).convert(x, y)

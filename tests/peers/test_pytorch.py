@@ -849,3 +849,18 @@ def test_d15_dequantize_per_channel_is_the_older_formula(target, out_dtype):
     cases.assert_same(ours, older)
     if (target, out_dtype) != (np.int8, F32):
         assert (ours != theirs).any()
+
+
+def test_d29_uint32_depends_on_the_length():
+    op = decomposed.convert_element_type.no_fuse
+    for value, alone, among in ((-3e9, 1294967296, 2147483648), (5e9, 705032704, 0)):
+        for n, theirs in (1, alone), (64, among):
+            assert int(op(torch.full((n,), value), torch.uint32)[0]) == theirs
+            assert oracle.convert_element_type(np.full(n, value, F32), np.uint32)[0] == alone
+
+
+def test_complex_numbers_to_bool():
+    op, z = decomposed.convert_element_type.no_fuse, np.array([1j, 0, 1], np.complex64)
+    theirs = op(torch.from_numpy(z), torch.bool).numpy()
+    np.testing.assert_array_equal(theirs, [True, False, True])
+    np.testing.assert_array_equal(oracle.convert_element_type(z, np.bool_), theirs)

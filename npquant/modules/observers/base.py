@@ -25,7 +25,7 @@ from npquant.arithmetic import (
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Module, check_shape, value_of
+from npquant.modules.module import Array, Module, check_eps, check_shape, value_of
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -251,6 +251,8 @@ class Observer(Module):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(f"other must have the {name} {show(ours)}, got {show(theirs)}")
+        if self.eps != other.eps:
+            raise ValueError(f"other must have the eps {self.eps[0]}, got {other.eps[0]}")
         if other._unset:
             return
         (ours, _), (theirs, _) = kind(self.min_val), kind(other.min_val)
@@ -279,10 +281,7 @@ class Observer(Module):
                 f"state_dict[{prefix + 'min_val'!r}] must not exceed max_val, got "
                 f"{show(least)} and {show(greatest)}"
             )
-        if not state["eps"] > 0:
-            raise ValueError(
-                f"state_dict[{prefix + 'eps'!r}] must be positive, got {show(state['eps'])}"
-            )
+        check_eps(prefix, state)
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""
