@@ -444,16 +444,17 @@ def test_reduced_range():
         assert abs(module(np.array([-9, 9], F32))).max() < 1.02
 
 
+@pytest.mark.parametrize("size", [1, 16])
 @pytest.mark.parametrize(("bounds", "factor"), [((-128, 127), 127), ((-128, 0), 128)])
-def test_grad_scaling(bounds, factor):
+def test_grad_scaling(bounds, factor, size):
     module = LearnableFakeQuantize(MinMaxObserver, *bounds, dtype=np.int8, use_grad_scaling=True,
                                    qscheme="per_tensor_affine")  # fmt: skip
     plain = copy.copy(module.enable_param_learning())
     plain.use_grad_scaling = False
-    x, grad = data(16) * 300, np.ones(16, F32)
+    x, grad = data(16)[-size:] * 300, np.ones(size, F32)
     scaled, unscaled = (on_a_tape(m, x, grad, m.scale)[1].item() for m in (module, plain))
     # The terms are multiplied before they are added: each is rounded once more than without.
-    assert math.isclose(scaled, unscaled / math.sqrt(16 * factor), rel_tol=1e-5)
+    assert math.isclose(scaled, unscaled / math.sqrt(size * factor), rel_tol=1e-5)
     assert module(x[:0]).size == 0
 
 
@@ -491,6 +492,40 @@ def test_lsq_plus(granularity, dtype):
     observer = MSEObserver(ch_axis=axis, dtype=np.int8, quant_min=-8, quant_max=7)
     observer(np.ascontiguousarray(rows_of(x, granularity)))
     scale, zero_point = observer.calculate_qparams()
+    assert_same((module.scale.value, module.zero_point.value), (scale, zero_point.astype(F32)))
+
+
+@pytest.mark.parametrize("init", ["lsq", "lsq+"])
+def test_estimates_of_a_vector_per_channel(init):
+    """Each element is a channel, and an array of no axes when it is looked at alone."""
+    x, options = np.array([1, -2, 3.5], F32), {"qscheme": "per_channel_symmetric", "init": init}
+    module = LearnableFakeQuantize(
+        PerChannelMinMaxObserver, -8, 7, dtype=np.int8, channel_len=3, **options
+    )
+    module(x)
+    far = abs(x).astype(np.float64)
+    expected = 2 * far / math.sqrt(7) if init == "lsq" else far / 8  # of no deviation
+    assert_same(module.scale.value, expected.astype(F32))
+
+
+def test_lsq_without_positive_codes():
+    module = LearnableFakeQuantize(MinMaxObserver, -9, 0, dtype=np.int8, init="lsq",
+                                   qscheme="per_tensor_symmetric")  # fmt: skip
+    module(np.array([-1, 2], F32))
+    assert module.scale.value == F32(2 * 1.5 / math.sqrt(9))
+
+
+def test_the_least_error_with_float_qparams():
+    """It is searched with integer ones: a zero point in float32 has no code of its own."""
+    options = {"quant_min": -8, "quant_max": 7, "dtype": np.int8, "ch_axis": 0}
+    module = LearnableFakeQuantize(
+        PerChannelMinMaxObserver, channel_len=2, init="lsq+",
+        qscheme="per_channel_affine_float_qparams", **options,
+    )  # fmt: skip
+    observer = MSEObserver(**options)
+    x = data((2, 30))
+    module(x)
+    scale, zero_point = observer(x) is not None and observer.calculate_qparams()
     assert_same((module.scale.value, module.zero_point.value), (scale, zero_point.astype(F32)))
 
 
@@ -739,6 +774,11 @@ STATE_FAULTS = [
         ValueError,
         "must be positive",
     ),
+    (
+        lambda s: s | {"activation_post_process.eps": np.array([np.inf], F32)},
+        ValueError,
+        r"must be positive and finite, got array\(\[inf\]",
+    ),
 ]
 FAULTS_OF = [
     (FakeQuantize, lambda s: s | {"scale": -s["scale"]}, ValueError, "must be positive"),
@@ -748,7 +788,14 @@ FAULTS_OF = [
         ValueError,
         r"\['zero_point'\] must lie within -8..7",
     ),
+    (
+        FakeQuantize,
+        lambda s: s | {"zero_point": np.full_like(s["zero_point"], -9)},
+        ValueError,
+        r"\['zero_point'\] must lie within -8..7",
+    ),
     (LearnableFakeQuantize, lambda s: s | {"eps": s["eps"] * 0}, ValueError, "must be positive"),
+    (LearnableFakeQuantize, lambda s: s | {"eps": s["eps"] * np.inf}, ValueError, "and finite"),
     (
         AdaroundFakeQuantizer,
         lambda s: s | {"V": s["V"].astype(np.float16)},
@@ -783,6 +830,10 @@ def test_repr():
         "FakeQuantize(\n  fake_quant_enabled=[1], observer_enabled=[1], quant_min=-8, quant_max=7, "
         "dtype=int8, qscheme=per_tensor_affine, ch_axis=-1, scale=[1.], zero_point=[0]\n"
         "  (activation_post_process): MinMaxObserver(min_val=inf, max_val=-inf)\n)"
+    )
+    assert FusedMovingAvgObsFakeQuantize().extra_repr() == (
+        "fake_quant_enabled=[1], observer_enabled=[1], scale=[1.], zero_point=[0], dtype=uint8, "
+        "quant_min=0, quant_max=255, qscheme=per_tensor_affine, reduce_range=False"
     )
     module, *_ = learnable("group")
     assert "learning_enabled=[0]" in repr(module)
@@ -860,6 +911,7 @@ ERRORS = [
     (lambda: LearnableFakeQuantize(MinMaxObserver, scale=0), ValueError, "scale must be positive"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, zero_point=np.inf), ValueError, "must be finit"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=0), ValueError, "-1 or positive"),
+    (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=-2), ValueError, "channel_len must"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=2.5), TypeError, "channel_len must"),
     (lambda: LearnableFakeQuantize(MinMaxObserver, channel_len=2**70), ValueError, "channel_len m"),
     (

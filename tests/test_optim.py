@@ -184,13 +184,16 @@ def test_state_is_restored(rule):
         first.step([g])
     saved = first.state_dict()
     before = pickle.dumps(saved)
+    value_then = value.copy()
+    first.step([gradients[2]])
+    assert pickle.dumps(saved) == before, "what was saved is a copy"
+    value[:] = value_then
     second = (SGD if rule.startswith("sgd") else Adam)([value], lr=77)
     second.load_state_dict(pickle.loads(pickle.dumps(saved)))
     for g in gradients[2:]:
         second.step([g])
     assert_same(value, expected)
     assert second.state_dict()["param_groups"] == saved["param_groups"]
-    assert pickle.dumps(saved) == before, "what was saved is a copy"
 
 
 @by_rule
@@ -268,6 +271,9 @@ def test_a_state_that_is_none():
 # --- errors -------------------------------------------------------------------------------------
 
 
+SHARED = np.ones(4, F32)
+
+
 def read_only():
     x = np.ones(3, F32)
     x.flags.writeable = False
@@ -291,6 +297,7 @@ def read_only():
         ([read_only()], ValueError),
         ([np.broadcast_to(np.ones(1, F32), 3)], ValueError),
         ([np.ones(3, F32)] * 2, ValueError),
+        ([SHARED[:3], SHARED[1:]], ValueError),
     ],
 )
 def test_wrong_parameters(parameters, error):
@@ -303,20 +310,43 @@ def test_wrong_parameters(parameters, error):
     [(SGD, ("lr", "momentum", "weight_decay")), (Adam, ("lr", "eps"))],
 )
 def test_wrong_numbers(make, options):
+    """Given or assigned."""
     for name in options:
+        optimizer = make([np.ones(3, F32)], 0.1)
+        before = getattr(optimizer, name)
         for value, error in ((-1, ValueError), (np.nan, ValueError), ("1", TypeError)):
             with pytest.raises(error, match=name):
                 make([np.ones(3, F32)], **{"lr": 0.1, name: value})
+            with pytest.raises(error, match=name):
+                setattr(optimizer, name, value)
+        assert getattr(optimizer, name) == before
+
+
+def test_a_rate_of_a_schedule_in_float32():
+    """It is the number that it stands for: no step is computed in float32 for it."""
+    for make in (SGD, Adam):
+        values = np.ones(3), np.ones(3)
+        given, assigned = make(values[:1], np.float32(0.1)), make(values[1:], 0.5)
+        assigned.lr = np.float32(0.1)
+        assert type(assigned.lr) is float
+        for optimizer in (given, assigned):
+            optimizer.step([np.array([1.0, -0.3, 7])])
+        assert_same(*values)
 
 
 @pytest.mark.parametrize(
     ("betas", "error"),
     [(0.9, TypeError), ((0.9,), TypeError), ("ab", TypeError), ((0.9, 1), ValueError),
+     ((1, 0.9), ValueError),
      ((-0.1, 0.9), ValueError), ((0.9, None), TypeError)],
 )  # fmt: skip
 def test_wrong_betas(betas, error):
     with pytest.raises(error, match="betas"):
         Adam([np.ones(3, F32)], betas=betas)
+    optimizer = Adam([np.ones(3, F32)])
+    with pytest.raises(error, match="betas"):
+        optimizer.betas = betas
+    assert optimizer.betas == (0.9, 0.999)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def npz(state):
 
 WAYS = {
     "pickle": lambda w: pickle.loads(pickle.dumps(w)),
+    "pickle, protocol 0": lambda w: pickle.loads(pickle.dumps(w, 0)),
     "pickle, protocol 2": lambda w: pickle.loads(pickle.dumps(w, 2)),
     "deepcopy": copy.deepcopy,
     "state_dict": lambda w: saved(w, lambda state: state),
@@ -372,6 +373,21 @@ def test_arrays_of_other_classes_are_taken_as_arrays(name, tmp_path):
             assert array.flags.writeable, key
             assert array.flags.c_contiguous, key
             assert_same(array, np.asarray(state[key]), key)
+
+
+def test_a_pickle_of_memory_maps(tmp_path):
+    """As joblib loads it: a module's arrays are plain, so that its next step knows them."""
+    observer = MovingAveragePerChannelMinMaxObserver(**ROWS)
+    observer(data(0))
+    attributes = dict(vars(observer))
+    for key in ("min_val", "max_val"):
+        np.save(tmp_path / f"{key}.npy", attributes[key])
+        attributes[key] = np.load(tmp_path / f"{key}.npy", mmap_mode="r")
+    again = taken(observer, attributes)
+    for module in (observer, again):
+        module(data(1))
+    for (key, array), (_, other) in zip(_arrays(observer), _arrays(again), strict=True):
+        assert_same(other, array, key)
 
 
 VALUES = (np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0, 1.0, 1e-45, 3e38, -3e38, 2.0**31, 2.0**62)
