@@ -5,6 +5,7 @@ import doctest
 import importlib
 import math
 import pickle
+import re
 
 import ml_dtypes
 import numpy as np
@@ -759,6 +760,25 @@ def test_a_rounding_of_float64_is_loaded():
     module.V.value = data((4, 6), 0, np.float64)
     fresh.load_state_dict(module.state_dict())
     assert_same(fresh.V.value, module.V.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({"ch_axis": 1}, (6, 4), "6 by axis=1, got the shape (6, 4)"),
+        ({"ch_axis": 1}, (6,), "6 by axis=1, got the shape (6,)"),
+        ({"group_size": 3}, (4, 3), "8 by group_size=3, got the shape (4, 3)"),
+        ({"group_size": 3}, (3, 8), "8 by group_size=3, got the shape (3, 8)"),
+    ],
+)
+def test_a_rounding_of_other_channels_is_refused(options, shape, message):
+    module = AdaroundFakeQuantizer(None, "per_channel_symmetric", -8, 7, **options)
+    module(data((4, 6)))
+    state = module.state_dict()
+    module.load_state_dict(state | {"V": state["V"] + 1})
+    with pytest.raises(ValueError, match=re.escape(f"of scale, {message}")):
+        module.load_state_dict(state | {"V": np.zeros(shape, F32)})
+    assert_same(module.V.value, state["V"] + 1)
 
 
 STATE_FAULTS = [

@@ -19,6 +19,8 @@ Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceA
 ARRAYS = (np.ndarray, ArraySpec)
 
 _BOOL = np.dtype(np.bool_)
+#: Arrays that compute otherwise than arrays.
+_OTHERWISE = np.ma.MaskedArray, np.matrix
 
 
 def array(value: Any, name: str) -> Array:
@@ -27,9 +29,7 @@ def array(value: Any, name: str) -> Array:
         return value
     if isinstance(value, np.memmap):
         return value.view(np.ndarray)
-    if isinstance(value, (np.generic, np.ndarray)) and not isinstance(
-        value, (np.ma.MaskedArray, np.matrix)
-    ):
+    if isinstance(value, (np.generic, np.ndarray)) and not isinstance(value, _OTHERWISE):
         return np.asarray(value)
     found = device_array(value, name)
     if found is None:
@@ -42,8 +42,9 @@ def array(value: Any, name: str) -> Array:
 
 def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = np.ndarray) -> Array:
     """`value` as an array of NumPy of one of the `allowed` dtypes, where no kernel takes others."""
-    if not isinstance(value, kinds):
-        raise TypeError(f"{name} must be a NumPy array, got {show(value)}")
+    if not isinstance(value, kinds) or isinstance(value, _OTHERWISE):
+        got = type(value).__name__ if isinstance(value, np.ndarray) else show(value)
+        raise TypeError(f"{name} must be a NumPy array, got {got}")
     return native(array(value, name), name, allowed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -270,6 +270,28 @@ class AdaroundFakeQuantizer(FakeQuantize):
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
         return (dtypes.float32, dtypes.float64) if name == "V" else super()._dtypes(name)
+
+    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        super()._check_state(prefix, state)
+        shape, scales = state["V"].shape, state["scale"].size
+        if state["V"].size == 0:
+            return
+        try:
+            needed = self._channels(shape)
+        except ValueError:  # it has no such axis, or groups do not divide it
+            needed = None
+        if scales != needed:
+            where = ", ".join(f"{k}={v}" for k, v in self._where().items()) or "one tensor"
+            raise ValueError(
+                f"state_dict[{prefix + 'V'!r}] must have the channels of scale, {scales} by "
+                f"{where}, got the shape {shape}"
+            )
+
+    def _channels(self, shape: tuple[int, ...]) -> int:
+        """How many scales weights of this shape have."""
+        if self.group_size is not None:
+            return checks.groups(shape, self.group_size)[0].channels
+        return checks.channels(shape, self.ch_axis)[0].channels if self.is_per_channel else 1
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""
