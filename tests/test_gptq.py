@@ -1,5 +1,7 @@
 """GPTQ: the textbook loop, written plainly; better than nearest; what is refused."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -123,8 +125,24 @@ def test_dtypes_and_no_elements():
     weight, gram = problem(dtype=F64)
     values, codes = gptq(weight, gram.astype(F32), 0.5, 0, *BITS, axis=None)
     assert (values.dtype, codes.dtype) == (F64, np.int32)
+    values, codes = gptq(weight, gram, 0.1, 0, *BITS, axis=None)
+    assert_same(values, codes * F64(F32(0.1)), "one scale is a float32, as many are")
     values, codes = gptq(weight[:0], gram, 0.5, 0, *BITS, axis=None)
     assert values.shape == codes.shape == (0, 40)
+
+
+def test_inputs_that_were_never_there():
+    weight, gram = problem()
+    values, codes = gptq(weight, 0 * gram, 0.5, 2, *BITS, axis=None)
+    assert_same((values, codes), (np.zeros_like(weight), np.full(weight.shape, 2, np.int32)))
+
+
+@pytest.mark.parametrize(("off", "accepted"), [(0.99e-3, True), (1.01e-3, False)])
+def test_symmetric_to_a_relative_1e_3(off, accepted):
+    weight, gram = problem()
+    gram[0, 1] += off * gram.max()
+    with nullcontext() if accepted else pytest.raises(ValueError, match="gram must be symmetric"):
+        gptq(weight, gram, scales(weight), np.zeros(6, int), *BITS)
 
 
 WEIGHT, GRAM = problem(4, 8)
@@ -171,7 +189,7 @@ def test_wrong_arguments(name, value, error):
 def test_groups_stand_in_place_of_an_axis():
     s, z = np.ones((4, 2), F32), np.zeros((4, 2), int)
     gptq(WEIGHT, GRAM, s, z, *BITS, axis=None, group_size=4)
-    for wrong in (1, np.array([0, 1])):
+    for wrong in (1, -2, np.array([0, 1])):
         with pytest.raises((TypeError, ValueError), match="axis"):
             gptq(WEIGHT, GRAM, s, z, *BITS, axis=wrong, group_size=4)
 

@@ -86,6 +86,9 @@ def test_limits():
     assert math.isnan(cosine(one, np.array([np.nan, 0])))
     assert cosine(one, -one) == -1
     assert cosine(one, 1e-3 * one) == 1
+    steep = np.array([1.0, 5])  # 26 is more than the square of its root in float64
+    assert cosine(steep, steep) == 1
+    assert cosine(steep, -steep) == -1
     assert mse(one, np.array([np.inf, 0])) == math.inf
 
 
@@ -116,8 +119,11 @@ def test_differences_whose_squares_are_nothing(size):
 def test_codes():
     assert max_code_difference(np.array([-128], np.int8), np.array([127], np.int8)) == 255
     assert max_code_difference(np.array([0], np.uint8), np.array([255], np.uint8)) == 255
-    far = np.array([2**63 - 1]), np.array([-(2**63)])
-    assert max_code_difference(*far) == 2**64 - 1
+    far = np.array([2**63 - 1, 0]), np.array([-(2**63), 0])
+    for a, b in (far, far[::-1]):
+        assert max_code_difference(a, b) == 2**64 - 1
+    wide, narrow = far[0], np.array([-1, 0], np.int8)
+    assert max_code_difference(wide, narrow) == max_code_difference(narrow, wide) == 2**63
     assert max_code_difference(np.array([2**32 - 1], np.uint32), np.array([-1], np.int8)) == 2**32
     four = np.array([-8, 7], ml_dtypes.int4)
     assert max_code_difference(four, four[::-1]) == 15

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 
 import npquant as nq
 import npquant.autograd as ag
-from npquant.adaround import Conv2d, Gram, Grid, Linear, optimize, optimize_rounding
+from npquant.adaround import (
+    AdaroundLoss,
+    Conv2d,
+    Gram,
+    Grid,
+    Linear,
+    RoundingReport,
+    optimize,
+    optimize_rounding,
+)
 from npquant.adaround.optimize import UNDECIDED, _Moments, _Rows
 from npquant.optim import Adam
 
@@ -250,6 +260,22 @@ def test_gram_matrices_in_place_of_rows():
     np.testing.assert_array_equal(again.codes, got.codes)
 
 
+def test_no_rounding_makes_a_loss_negative():
+    """0.15 times 1 is 0.3 times 0.5, and a sum of their squares in float64 -1.7e-18."""
+    x, f, w = np.array([[0.15]]), np.array([[0.3]]), np.array([[0.5]], F32)
+    given = Gram(x * x, x * f, f * f)
+    got = optimize_rounding(Linear(w), Grid(1.0, 0, -8, 7), given, **QUICK)
+    assert got.report.loss_nearest == 0
+
+
+@pytest.mark.parametrize(("off", "accepted"), [(0.99e-3, True), (1.01e-3, False)])
+def test_gram_matrices_are_symmetric_to_a_relative_1e_3(off, accepted):
+    gram = np.diag([1.0, 2, 3, 4])
+    gram[0, 1] = off * 4
+    with nullcontext() if accepted else pytest.raises(ValueError, match="inputs must be symmetric"):
+        optimize_rounding(Linear(W), GRID, Gram(gram), **QUICK)
+
+
 def test_loss_does_not_depend_on_the_size_of_values():
     """By powers of two, which are exact: the same roundings, and the same report."""
     x, w = correlated(0, 200, 16), normal(1, 8, 16)
@@ -275,6 +301,26 @@ def test_outputs_whose_squares_leave_float32(activation):
         with pytest.raises(ValueError, match=r"layers\[0\] must give outputs whose mean square"):
             optimize_rounding(layer, per_channel(w), x * np.float32(size), **QUICK)
     optimize_rounding(layer, per_channel(w), x * 0, **QUICK)  # but of zeros there is nothing to say
+
+
+class Nothing:
+    """An activation that is none."""
+
+    def forward(self, apply, x):
+        return x
+
+
+def test_without_gram_a_layer_learns_from_batches():
+    """As one whose activation does nothing."""
+    x, w = correlated(0, 60, 16), normal(1, 4, 16)
+    batches, plain, gram = (
+        optimize_rounding(
+            Linear(w, None, step), per_channel(w), x, batch_size=4, gram=gram, **QUICK
+        )
+        for step, gram in ((Nothing(), True), (None, False), (None, True))
+    )
+    assert asdict(plain.report) == asdict(batches.report)
+    assert asdict(plain.report) != asdict(gram.report)
 
 
 def test_batches_are_rows_and_all_of_them_in_turn():
@@ -382,6 +428,10 @@ def test_the_report_says_what_is_so(activation):
     assert r.worse == (r.held_out_adaround > r.held_out_nearest)
 
 
+def test_a_loss_that_is_nan_is_worse():
+    assert RoundingReport(1.0, 0.5, 1.0, np.nan, "nearest", 0.0, 0.1, 10).worse
+
+
 def test_share_of_held_out_rows():
     learned, judging = optimize._split(10, 0.25, np.random.default_rng(0))
     assert len(judging) == 3
@@ -445,6 +495,25 @@ def test_the_regularizer_decides():
     assert got.report.undecided == 0
     assert got.report.flipped == 0
     assert got.report.loss_adaround == got.report.loss_nearest == 0
+    assert got.report.steps in range(120, 600, 20)  # it is done when all are decided
+    assert (got.report.kept, got.report.worse) == ("adaround", False)  # though it is no better
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"warm_start": 0.5}, {"beta_range": (5, 1)}, {"reg_param": 0.0}, {"lr": 0.02}]
+)
+def test_the_options_are_those_of_the_regularizer(change):
+    """V moves as by the public loss and Adam alone: inputs of zeros have no gradient."""
+    w = normal(1, 32, 32)
+    grid = per_channel(w)
+    options = {"lr": 0.03, "reg_param": 0.3} | change
+    got = optimize_rounding(Linear(w), grid, np.zeros((10, 32), F32), steps=100, **options)
+    V = nq.adaround_init(w, grid.scale, axis=0)
+    adam, loss = Adam([V], lr=options.pop("lr")), AdaroundLoss(100, **options)
+    for step in range(100):
+        adam.step([loss.regularizer_backward(step, V)])
+    assert got.report.undecided == np.mean(np.abs(V) < UNDECIDED)
+    assert 0 < got.report.undecided < 1
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -529,6 +598,8 @@ ERRORS = {
     "held_out leaves nothing": (
         {"held_out": np.arange(20)}, ValueError, "held_out must leave a row of 20 to learn from"),
     "held_out beyond": ({"held_out": np.array([20])}, ValueError, "held_out must lie within 0..19"),
+    "held_out from the end": (
+        {"held_out": np.array([3, -1])}, ValueError, "held_out must lie within 0..19, got -1..3"),
     "held_out floats": ({"held_out": np.array([1.0, 2])}, TypeError, "held_out must have a dtype"),
     "held_out a word": ({"held_out": "some"}, TypeError, "held_out must be a number, got 'some'"),
     "held_out a share beside a Gram": (
@@ -566,6 +637,7 @@ ERRORS = {
     "stop_undecided": ({"stop_undecided": -1}, ValueError, "stop_undecided must be at least 0.0"),
     "keep": ({"keep": "worst"}, ValueError, "keep must be one of best, adaround, got 'worst'"),
     "rng": ({"rng": "seed"}, TypeError, "rng must be a Generator of NumPy, an integer or None"),
+    "rng a switch": ({"rng": True}, TypeError, "rng must be a Generator of NumPy, an integer or"),
     "rng negative": ({"rng": -1}, ValueError, "rng must not be negative, got -1"),
     "progress": ({"progress": "bar"}, TypeError, "progress must be a number, got 'bar'"),
 }  # fmt: skip
