@@ -630,6 +630,8 @@ def test_adaround(granularity, scheme, dtype):
     for _ in range(3):  # shapes stay, V stays, its gradient comes
         y, dv = on_a_tape(module, x, grad, module.V)
         assert_same((module.scale, module.zero_point), qparams[:2])
+        for own in module.calculate_qparams():
+            own += 1  # of a copy
         assert_same(module.calculate_qparams(), qparams[:2])
         assert_same(module.V.value, v)
         args = (s.item() if not where and i < 2 else s for i, s in enumerate(qparams))
@@ -889,10 +891,10 @@ def test_histograms_and_searches_observe():
 def test_searches_observe_channels_and_groups():
     x = data((3, 80))
     observer = MSEObserver(ch_axis=0, dtype=np.int8, qscheme="per_channel_symmetric",
-                           quant_min=-8, quant_max=7)  # fmt: skip
+                           quant_min=-8, quant_max=7, bins=64)  # fmt: skip
     observer(x.reshape(-1, 20))
     scale, _ = observer.calculate_qparams()
-    options = {"dtype": np.int8, "qscheme": "per_channel_symmetric", "group_size": 20}
+    options = {"dtype": np.int8, "qscheme": "per_channel_symmetric", "group_size": 20, "bins": 64}
     module = AdaroundFakeQuantizer(MSEObserver, quant_min=-8, quant_max=7, **options)
     module(x)
     assert_same(module.scale, scale)

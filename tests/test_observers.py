@@ -360,6 +360,16 @@ def test_mse(qscheme, kind):
         assert high < greatest or low > least
 
 
+@pytest.mark.parametrize("qscheme", MSEObserver._schemes[:2])
+def test_mse_of_the_least_scale(qscheme):
+    """With a least scale beyond all that is tried, each has one error, and the widest wins."""
+    x = data(500)
+    observer = MSEObserver(64, dtype=ml_dtypes.int4, qscheme=qscheme, eps=1e3)
+    observer(x)
+    low, high = observer._range()
+    assert (low[0], high[0]) == (x.min(), x.max())
+
+
 def test_mse_of_more_codes_than_bins():
     """The error of a bin is its integral: with codes far narrower than bins nothing is clipped."""
     observer = MSEObserver(64, dtype=np.int16)
@@ -627,6 +637,7 @@ STATE_FAULTS = [
     (lambda s: s | {"eps": s["eps"].astype(float)}, ValueError, "must have the dtype float32"),
     (lambda s: s | {"eps": s["eps"][:0]}, ValueError, r"must have the shape \(1,\)"),
     (lambda s: s | {"eps": -s["eps"]}, ValueError, "must be positive"),
+    (lambda s: s | {"eps": s["eps"] * np.float32(np.inf)}, ValueError, "must be positive and fini"),
     (lambda s: s | {"max_val": np.zeros((7, 7), np.float32)}, ValueError, "must have the shape"),
 ]
 
@@ -692,9 +703,10 @@ def test_wrong_counts(kind):
         with pytest.raises(ValueError, match=r"\['histogram'\] must have"):
             observer.load_state_dict(observer.state_dict() | {"histogram": histogram})
     if kind is not HistogramObserver:
-        low = np.array(-90, np.int32)
-        with pytest.raises(ValueError, match=r"\['exponent'\] must be at least"):
-            observer.load_state_dict(observer.state_dict() | {"exponent": low})
+        for exponent in (-90, 129, 900):
+            state = observer.state_dict() | {"exponent": np.array(exponent, np.int32)}
+            with pytest.raises(ValueError, match=r"\['exponent'\] must be .* at most 128, got"):
+                observer.load_state_dict(state)
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -716,26 +728,30 @@ ERRORS = [
     (lambda: MovingAverageMinMaxObserver(np.nan), ValueError, "averaging_constant must be finite"),
     (lambda: MovingAverageMinMaxObserver(is_dynamic=True), ValueError, "averaging_constant must"),
     (lambda: MovingAverageMinMaxObserver(-0.1), ValueError, "averaging_constant must be at least"),
-    (lambda: MovingAveragePerChannelMinMaxObserver(2), ValueError, "averaging_constant must be at"),
+    (lambda: MovingAverageMinMaxObserver(1.2), ValueError, "averaging_constant must be at most"),
+    (lambda: MovingAveragePerChannelMinMaxObserver(1.2), ValueError, "averaging_constant must be"),
     (lambda: PerChannelMinMaxObserver(is_dynamic=True), ValueError, "is_dynamic must be False"),
     (lambda: HistogramObserver(is_dynamic=True), ValueError, "is_dynamic must be False"),
     (lambda: PerChannelMinMaxObserver(0.5), TypeError, "ch_axis must be an integer"),
     (lambda: HistogramObserver(0), ValueError, "bins must lie within"),
+    (lambda: HistogramObserver(2**24 + 1), ValueError, "bins must lie within"),
     (lambda: HistogramObserver(upsample_rate=0), ValueError, "upsample_rate must lie within"),
+    (lambda: HistogramObserver(upsample_rate=4097), ValueError, "upsample_rate must lie within"),
     (lambda: HistogramObserver(dtype=ml_dtypes.float8_e5m2), TypeError, "evenly spaced"),
     (lambda: MSEObserver(100), ValueError, "bins must be a power of two"),
+    (lambda: MSEObserver(8), ValueError, "bins must lie within"),
+    (lambda: MSEObserver(2**25), ValueError, "bins must lie within"),
     (lambda: MSEObserver(qscheme="per_channel_affine"), ValueError, "qscheme must be one of"),
     (lambda: MSEObserver(ch_axis=0, qscheme="per_tensor_affine"), ValueError, "qscheme must be"),
     (lambda: PercentileObserver(50), ValueError, "percentile must be more than 50"),
     (lambda: PercentileObserver(100.1), ValueError, "percentile must be more than 50"),
     (lambda: EntropyObserver(dtype=np.int16), ValueError, "bins must be at least four times"),
+    (lambda: EntropyObserver(512), ValueError, "bins must be at least four times the 256 codes"),
     (lambda: MinMaxObserver()([1.0]), TypeError, "x must be a NumPy array"),
     (lambda: MinMaxObserver()(np.array([True])), TypeError, "x must have a dtype among"),
     (lambda: PerChannelMinMaxObserver(1)(data(3)), ValueError, "ch_axis must be an axis of input"),
     (lambda: MSEObserver(ch_axis=0)(np.float32(1)), ValueError, "ch_axis must be an axis"),
     (lambda: MinMaxObserver().merge(HistogramObserver()), TypeError, "other must be a MinMax"),
-    (lambda: MinMaxObserver().merge(MinMaxObserver(np.int8)), ValueError, "must have the dtype"),
-    (lambda: MSEObserver(64).merge(MSEObserver(128)), ValueError, "other must have the bins"),
 ]
 
 
@@ -743,6 +759,31 @@ ERRORS = [
 def test_wrong_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+INT8 = {"dtype": np.int8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "ours", "theirs"),
+    [
+        (MinMaxObserver, "dtype", {}, INT8),
+        (MinMaxObserver, "qscheme", {}, {"qscheme": "per_tensor_symmetric"}),
+        (MinMaxObserver, "quant_min", INT8, {**INT8, "quant_min": -127, "quant_max": 127}),
+        (MinMaxObserver, "quant_max", {}, {"quant_min": 0, "quant_max": 15}),
+        (MinMaxObserver, "reduce_range", {"quant_min": 0, "quant_max": 127},
+         {"reduce_range": True}),
+        (MinMaxObserver, "eps", {}, {"eps": 1e-3}),
+        (PerChannelMinMaxObserver, "ch_axis", {}, {"ch_axis": 1}),
+        (MSEObserver, "bins", {"bins": 64}, {}),
+        (MSEObserver, "ch_axis", {"ch_axis": 0}, {"ch_axis": 1}),
+        (PercentileObserver, "percentile", {}, {"percentile": 99.9}),
+    ],
+)  # fmt: skip
+def test_other_settings_do_not_merge(kind, name, ours, theirs):
+    with pytest.raises(ValueError, match=f"other must have the {name} "):
+        kind(**ours).merge(kind(**theirs))
+    kind(**theirs).merge(kind(**theirs))
 
 
 @pytest.mark.parametrize("kind", [*PER_CHANNEL, *COUNTING])

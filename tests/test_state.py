@@ -418,6 +418,7 @@ def test_values_that_cannot_be(name):
                     assert pickle.dumps(module) == before
                     continue
                 taken += 1
+                assert not key.endswith("eps") or 0 < value < np.inf
                 for call in (module.calculate_qparams, lambda m=module: m(data(0))):
                     with warnings.catch_warnings(), suppress(TypeError, ValueError):
                         warnings.simplefilter("ignore", UserWarning)
@@ -548,6 +549,8 @@ def test_attributes_that_cannot_be():
         refused(fq, {k: v for k, v in vars(fq).items() if k != key}, key)
     observer = fq.activation_post_process
     refused(observer, vars(observer) | {"min_val": F32([1, 2])}, "min_val")
+    for value in (np.nan, np.inf, 0):
+        refused(observer, vars(observer) | {"eps": F32([value])}, "eps")
 
 
 @by_optimizer

@@ -139,8 +139,8 @@ class _CountingObserver(Observer):
         wanted = _exponents(state["min_val"], state["max_val"])
         if not ((state["exponent"] >= wanted) & (state["exponent"] <= 128)).all():
             raise ValueError(
-                f"state_dict[{prefix + 'exponent'!r}] must be at least that of the extremes, "
-                f"got {show(state['exponent'])}"
+                f"state_dict[{prefix + 'exponent'!r}] must be at least that of the extremes "
+                f"and at most 128, got {show(state['exponent'])}"
             )
 
 
