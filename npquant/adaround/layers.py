@@ -165,6 +165,18 @@ class Grid:
         Axis of the weight whose every index has its own scale. By default there is one for all.
     group_size : int, optional
         Number of neighbours along the last axis that share a scale. Not beside `axis`.
+
+    Examples
+    --------
+    A step of 1/2 for the first row of a weight, and of 1/4 for the second.
+
+    >>> import numpy as np
+    >>> from npquant.adaround import Grid, Linear, optimize_rounding
+    >>> layer = Linear(np.array([[0.3, -0.7], [0.7, 0.1]], np.float32))
+    >>> grid = Grid([0.5, 0.25], [0, 0], -8, 7, axis=0)
+    >>> optimize_rounding(layer, grid, np.eye(2, dtype=np.float32), held_out=0.0, rng=0).weight
+    array([[ 0.5 , -0.5 ],
+           [ 0.75,  0.  ]], dtype=float32)
     """
 
     scale: Any

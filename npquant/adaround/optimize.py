@@ -63,6 +63,18 @@ class RoundingReport:
         Share of the weights whose learned code is not the nearest.
     steps : int
         Number of steps taken.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.adaround import Grid, Linear, optimize_rounding
+    >>> layer = Linear(np.array([[0.3, -0.72], [0.75, 0.1]], np.float32))
+    >>> x = np.array([[1, 2], [0.5, -1], [2, 1], [1, 1]], np.float32)
+    >>> report = optimize_rounding(layer, Grid(0.5, 0, -8, 7), x, held_out=0.0, rng=0).report
+    >>> round(report.loss_nearest, 2), round(report.loss_adaround, 2), report.worse
+    (0.19, 0.08, False)
+    >>> report.kept, report.flipped
+    ('adaround', 0.25)
     """
 
     loss_nearest: float
@@ -92,6 +104,20 @@ class Rounded:
         Codes, int32, of the shape of the weight.
     report : RoundingReport
         What learning has brought.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npquant.adaround import Grid, Linear, optimize_rounding
+    >>> layer = Linear(np.array([[0.3, -0.72], [0.75, 0.1]], np.float32))
+    >>> x = np.array([[1, 2], [0.5, -1], [2, 1], [1, 1]], np.float32)
+    >>> done = optimize_rounding(layer, Grid(0.5, 0, -8, 7), x, held_out=0.0, rng=0)
+    >>> done.codes
+    array([[ 1, -2],
+           [ 2,  0]], dtype=int32)
+    >>> done.weight
+    array([[ 0.5, -1. ],
+           [ 1. ,  0. ]], dtype=float32)
     """
 
     weight: Array
