@@ -82,6 +82,7 @@ ATTRIBUTES, PLAIN = (
     tests("optim", "numbers_without_the_compiler"),
 )
 PRIMITIVES, REMEMBERED = ("tests/test_primitives.py",), ("tests/test_remembered.py",)
+REGULARIZER = tests("optimize_rounding", "the_options_are_those_of_the_regularizer")
 
 FAULTS = (
     # --- formulas: quantize -----------------------------------------------------------------------
@@ -734,6 +735,35 @@ FAULTS = (
           "    with cgutils.for_range(builder, word(1)) as run:\n",
           "a thread that leaves to a slow one what that has not begun",
           tests("threads", "no_segment_waits_for_a_thread_that_is_slow")),
+    Fault("adaround/optimize.py",
+          "if options.gram and layer.activation is None:",
+          "if layer.activation is None:",
+          "layers that learn from Gram matrices though told not to",
+          tests("optimize_rounding", "without_gram_a_layer_learns_from_batches")),
+    Fault("adaround/optimize.py",
+          "warm_start, beta_range, reg_param\n",
+          "warm_start, (20, 2), reg_param\n",
+          "an option of the regularizer that is checked and forgotten", REGULARIZER),
+    Fault("adaround/layers.py",
+          "> 1e-3 * np.abs(x).max()",
+          "> 1e-9 * np.abs(x).max()",
+          "a Gram matrix of float32 that is not symmetric to the bit",
+          tests("optimize_rounding", "gram_matrices_are_symmetric_to_a_relative_1e_3")),
+    Fault("modules/adaround.py",
+          "return copy(self.scale), copy(self.zero_point)",
+          "return self.scale, self.zero_point",
+          "qparams that the caller changes with his copy",
+          tests("modules", "adaround[symmetric-tensor-float32]")),
+    Fault("modules/observers/counting.py",
+          'lib.clip_mse, lib.clip_mse_symmetric, float(self.eps[0])',
+          'lib.clip_mse, lib.clip_mse_symmetric, EPS',
+          "a search that does not know the least scale",
+          tests("observers", "mse_of_the_least_scale")),
+    Fault("modules/observers/histogram.py",
+          "self._respread(low, high) + histogram",
+          "self.histogram + histogram",
+          "bins that stay where they are when the range grows",
+          tests("observers", "upsample_rate")),
     Fault("cpu/target.py",
           "_rounded(v, t) if isinstance(t, types.BaseTuple) else ",
           "",
