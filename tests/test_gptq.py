@@ -186,6 +186,14 @@ def test_wrong_arguments(name, value, error):
         gptq(**kwargs | {name: value})
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_arrays_that_compute_otherwise():
+    for wrong in (np.matrix(WEIGHT), np.ma.asarray(WEIGHT)):
+        kind = type(wrong).__name__
+        with pytest.raises(TypeError, match=f"weight must be a NumPy array, got {kind}$"):
+            gptq(wrong, GRAM, 1.0, 0, *BITS, axis=None)
+
+
 def test_groups_stand_in_place_of_an_axis():
     s, z = np.ones((4, 2), F32), np.zeros((4, 2), int)
     gptq(WEIGHT, GRAM, s, z, *BITS, axis=None, group_size=4)
