@@ -191,7 +191,7 @@ def _of_columns(
             checks.zero_point_inside(zero_point, lo, hi),
         )
         return np.full(w.shape, np.float64(np.float32(s))), np.full(w.shape, np.float64(z))
-    a = checks.axis_of(axis, w)
+    a = checks.axis_of(axis, w, data="weight")
     granularity = layout.per_channel(w.shape, a)
     pair = _qparams(w, scale, zero_point, ((granularity.channels,),), lo, hi)
     shape = (-1, 1) if a == 0 else (1, -1)

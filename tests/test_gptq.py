@@ -194,6 +194,11 @@ def test_arrays_that_compute_otherwise():
             gptq(wrong, GRAM, 1.0, 0, *BITS, axis=None)
 
 
+def test_the_weight_is_named_where_it_has_no_such_axis():
+    with pytest.raises(ValueError, match="axis must be an axis of weight, of shape"):
+        gptq(WEIGHT, GRAM, np.ones(4, F32), np.zeros(4, int), *BITS, axis=5)
+
+
 def test_groups_stand_in_place_of_an_axis():
     s, z = np.ones((4, 2), F32), np.zeros((4, 2), int)
     gptq(WEIGHT, GRAM, s, z, *BITS, axis=None, group_size=4)

@@ -965,6 +965,13 @@ ERRORS = [
         ValueError,
         "divide or exceed the last axis of x",
     ),
+    (lambda: learnable("group")[0](np.ones(())), ValueError, "x must have an axis to be grouped"),
+    (lambda: learnable("channel")[0](np.ones(())), ValueError, "ch_axis must be an axis of x,"),
+    (
+        lambda: FusedMovingAvgObsFakeQuantize(MovingAveragePerChannelMinMaxObserver)(np.ones(())),
+        ValueError,
+        "ch_axis must be an axis of x, of",
+    ),
     (lambda: learnable("tensor")[0](np.ones(3, int)), TypeError, "x must have a dtype among"),
     (lambda: AdaroundFakeQuantizer(qscheme="symmetric"), ValueError, "qscheme must be one of"),
     (lambda: AdaroundFakeQuantizer(qscheme=None), TypeError, "qscheme must be a string"),

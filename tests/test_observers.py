@@ -749,8 +749,8 @@ ERRORS = [
     (lambda: EntropyObserver(512), ValueError, "bins must be at least four times the 256 codes"),
     (lambda: MinMaxObserver()([1.0]), TypeError, "x must be a NumPy array"),
     (lambda: MinMaxObserver()(np.array([True])), TypeError, "x must have a dtype among"),
-    (lambda: PerChannelMinMaxObserver(1)(data(3)), ValueError, "ch_axis must be an axis of input"),
-    (lambda: MSEObserver(ch_axis=0)(np.float32(1)), ValueError, "ch_axis must be an axis"),
+    (lambda: PerChannelMinMaxObserver(1)(data(3)), ValueError, "ch_axis must be an axis of x, of"),
+    (lambda: MSEObserver(ch_axis=0)(np.float32(1)), ValueError, "ch_axis must be an axis of x,"),
     (lambda: MinMaxObserver().merge(HistogramObserver()), TypeError, "other must be a MinMax"),
 ]
 

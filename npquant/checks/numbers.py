@@ -243,11 +243,11 @@ def within(value: Any, name: str, least: int, greatest: int) -> int:
     return n
 
 
-def axis_of(axis: Any, x: Array, name: str = "axis") -> int:
-    """An axis of `x`, counted from the front."""
+def axis_of(axis: Any, x: Array, name: str = "axis", data: str = "input") -> int:
+    """An axis of `x`, which is the argument `data`, counted from the front."""
     a = axis if type(axis) is int else shaping(axis, name)
     if not -x.ndim <= a < x.ndim:
-        raise ValueError(f"{name} must be an axis of input, of shape {x.shape}, got {show(a)}")
+        raise ValueError(f"{name} must be an axis of {data}, of shape {x.shape}, got {show(a)}")
     return a if a >= 0 else a + x.ndim
 
 
@@ -257,7 +257,7 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str 
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"{name} must have {ndim} axes, got shape {x.shape}")
     if x.ndim == 0:
-        raise ValueError("input must have an axis to be grouped, got shape ()")
+        raise ValueError(f"{name} must have an axis to be grouped, got shape ()")
     width = x.shape[-1]
     if g <= 1 or (g < width and width % g):
         raise ValueError(

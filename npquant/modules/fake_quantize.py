@@ -400,7 +400,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         seen = self.activation_post_process
         low, high, scale, zero_point = seen.min_val, seen.max_val, self.scale, self.zero_point
         if self.is_per_channel:
-            channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis")]
+            channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
             seen._check_channels(channels)
             if seen._unset:
                 low = np.full(channels, np.inf, _FLOAT)

@@ -368,7 +368,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         seen = self._rows(x)
         count = 1
         if self.is_per_channel:
-            count = seen.shape[checks.axis_of(self.ch_axis, seen, "ch_axis")]
+            count = seen.shape[checks.axis_of(self.ch_axis, seen, "ch_axis", "x")]
         if kind(self.scale.value)[0] != (count,):
             raise ValueError(
                 f"channel_len must be the number of channels, {count}, got {self.channel_len}"

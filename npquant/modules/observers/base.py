@@ -145,7 +145,7 @@ class Observer(Module):
         """Observe `x` and return it; empty arrays and specs leave no trace."""
         data = checks.real(value_of(x), "x")
         if self.ch_axis is not None:
-            axis = checks.axis_of(self.ch_axis, data, "ch_axis")
+            axis = checks.axis_of(self.ch_axis, data, "ch_axis", "x")
             granularity = layout.per_channel(data.shape, axis)
         else:
             granularity = layout.whole(data.size)
