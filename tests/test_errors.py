@@ -440,6 +440,45 @@ def test_wrong_argument(name, argument):
     assert not {label: said for label, said in complaints.items() if said}
 
 
+X, ONE, NONE = np.ones((1, 2), F32), np.ones(1, F32), np.zeros(1, np.int32)
+#: What is taken, and what is refused next to it. In float32, 2**-150 is a tie that rounds to zero,
+#: and BEYOND one that rounds to infinity.
+BEYOND = (2 - 2.0**-24) * 2.0**127
+FINITE_FLOAT32 = (np.nextafter(BEYOND, 0), -np.nextafter(BEYOND, 0)), (BEYOND, -BEYOND)
+SCALE_FLOAT32 = (np.nextafter(2.0**-150, 1), 2.0**-149, *FINITE_FLOAT32[0][:1]), (2.0**-150, BEYOND)
+INT64_ENDS = (-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63)
+TRUNCATED = (np.nextafter(-(2.0**31) - 1, 0), np.nextafter(2.0**31, 0)), (-(2.0**31) - 1, 2.0**31)
+ENDS = {
+    "one scale": (lambda v: nq.adaround_hard(X, X, v, 0, -8, 7), "scale", *SCALE_FLOAT32),
+    "scales": (lambda v: nq.adaround_hard(X, X, np.array([v]), NONE, -8, 7, axis=0), "scale",
+               *SCALE_FLOAT32),
+    "scales of float32": (lambda v: nq.adaround_hard(X, X, F32([v]), NONE, -8, 7, axis=0), "scale",
+                          SCALE_FLOAT32[0], (0, np.inf)),
+    "learned": (lambda v: LearnableFakeQuantize(MinMaxObserver, scale=1.0, zero_point=v),
+                "zero_point", *FINITE_FLOAT32),
+    "quantize": (lambda v: nq.quantize_per_tensor(X, 1.0, v, -8, 7, np.int8), "zero_point",
+                 *INT64_ENDS),
+    "dequantize": (lambda v: nq.dequantize_per_tensor(X.astype(np.int8), 1.0, v, -8, 7, np.int8),
+                   "zero_point", *INT64_ENDS),
+    "truncated": (lambda v: nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+                      X, ONE, np.array([v]), ONE, -8, 7), "zero_point", *TRUNCATED),
+    "all truncated": (lambda v: nq.fake_quant_per_channel(X, ONE, np.array([v]), 0, -8, 7),
+                      "zero_points", *TRUNCATED),
+    "truncated float32": (lambda v: nq.fake_quant_per_channel(X, ONE, F32([v]), 0, -8, 7),
+                          "zero_points", (-(2.0**31), 2.0**31 - 128), (-(2.0**31) - 256, 2.0**31)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_the_last_numbers_that_are_taken(kind):
+    call, name, taken, refused = ENDS[kind]
+    for v in taken:
+        call(v)
+    for v in refused:
+        with pytest.raises(ValueError, match=rf"^{name} must"):
+            call(v)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_valid_calls_are_valid(name):
     """Else the tests above would test nothing."""

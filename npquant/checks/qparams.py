@@ -229,7 +229,7 @@ _INT32 = np.dtype(np.int32)
 _FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
 MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
-_TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-21
+_TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-22
 #: What holds the greatest of every dtype but float64.
 _HOLDING = (dtypes.float32, dtypes.float64)
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
