@@ -225,8 +225,9 @@ def test_targets(target):
     lo, hi = (max(-128, cases.BOUNDS[target][0]), min(127, cases.BOUNDS[target][1]))
     x = np.array([[-1000, -1.5, -0.2, 0.7, 1.0, 1000, np.nan, np.inf]], F32)
     v = np.array([[0, -1, 1, -0.0, 0, -1, 1, 1]], F32)
-    args = x, v, 0.5, 0, lo, hi, target
-    assert_same(nq.adaround_codes(*args), oracle.adaround_codes(*args))
+    for least in (lo, 1):  # above zero a NaN becomes the least code
+        args = x, v, 0.5, max(0, least), least, hi, target
+        assert_same(nq.adaround_codes(*args), oracle.adaround_codes(*args))
 
 
 @by_granularity_and_dtype

@@ -327,6 +327,12 @@ def test_out_over_the_one_scale(order):
     with pytest.raises(ValueError, match="out must be apart from zero_point"):
         nq.quantize_per_tensor(x, 0.5, zero_point[:1], -8, 7, np.int8, out=out)
     assert (room == 0.5).all()
+    room[:] = 1
+    for name in ("beta", "weight"):
+        numbers = {"beta": 2.0, name: room[:1]}
+        with pytest.raises(ValueError, match=f"out must be apart from {name}"):
+            nq.adaround_regularizer_backward(x, **numbers, out=room.reshape(x.shape, order=order))
+    assert (room == 1).all()
 
 
 def test_one_number_of_no_form():

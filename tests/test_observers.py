@@ -93,12 +93,13 @@ def test_extremes(dtype, axis):
 @pytest.mark.parametrize("qscheme", PerChannelMinMaxObserver._schemes)
 @pytest.mark.parametrize(("dtype", "bounds", "middle"), RANGES)
 def test_qparams(qscheme, dtype, bounds, middle):
-    """One range a channel: on both sides, on one, empty, huge, tiny, infinite, NaN."""
-    low = np.array([-1.3, 1, -3, 0, -1e30, -1e-40, -np.inf, np.nan, 0.1], np.float32)
-    high = np.array([2.7, 2, -1, 0, 3e30, 1e-39, 1, np.nan, 0.1], np.float32)
+    """One range a channel: on both sides, on one, empty, huge, tiny, infinite, NaN, of eps."""
+    lo, hi = bounds or nq.dtypes.BOUNDS[np.dtype(dtype)]
+    least = (hi - lo) * oracle.EPS  # with the scale eps
+    low = np.array([-1.3, 1, -3, 0, -1e30, -1e-40, -np.inf, np.nan, 0.1, 0], np.float32)
+    high = np.array([2.7, 2, -1, 0, 3e30, 1e-39, 1, np.nan, 0.1, least], np.float32)
     observer = PerChannelMinMaxObserver(1, dtype, qscheme, **bounds_of(bounds))
     observer(np.stack([low, high]))
-    lo, hi = bounds or nq.dtypes.BOUNDS[np.dtype(dtype)]
     assert (observer.quant_min, observer.quant_max) == (lo, hi)
     assert_same(observer.calculate_qparams(), oracle.qparams(low, high, lo, hi, qscheme, middle))
 
@@ -180,6 +181,16 @@ def test_clipping_error():
             counts, 100, widths, start, 16, np.empty(100, np.float32), 0
         )
         assert_same(got, oracle.clipping_error(counts, *ends, start, end, 16))
+
+
+def test_quantiles_are_rounded_once():
+    """Among more than 2**23 values, where a rounded quantile times the total is another count."""
+    digits = "45116659222272176537665447016" + "0" + "20068935658385025698813743819"
+    counts = np.array(list(digits), np.float32)
+    counts[29] = 14_233_224
+    ends, found = (np.float32(-1), np.float32(1)), np.empty(2, np.float32)
+    cpu.clip_linear(counts, *ends, 16, found)
+    assert_same(tuple(found), oracle.clip_linear(counts, *ends, 16))
 
 
 @pytest.mark.parametrize("v", [0.0, 3.0, -(2.0**24), 2.0**25, 1e30])

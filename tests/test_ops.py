@@ -151,6 +151,21 @@ def test_quantize_per_channel_promotes(scale_dtype, zero_dtype):
     agree("quantize_per_channel", x, s, z, 1, -128, 127, np.int8)
 
 
+def test_zero_points_of_uint32():
+    """Those from 2**31 on are no int32."""
+    s, z = np.ones(2, F32), np.array([2**31, 2**32 - 1], np.uint32)
+    q = agree("quantize_per_channel", np.zeros((2, 3), F32), s, z, 0, -128, 127, np.int8)
+    agree("dequantize_per_channel", q, s, z, 0, -128, 127, np.int8)
+
+
+def test_integer_scales_have_float32_inverses():
+    """At ties, which that of float64 rounds to the other side."""
+    s, z = np.array([7, 13, 49]), np.zeros(3, int)
+    x = ((np.arange(-128, 127) + 0.5) * s[:, None]).astype(F32)
+    q = agree("quantize_per_channel", x, s, z, 0, -128, 127, np.int8)
+    assert (q != nq.quantize_per_channel(x, s.astype(F64), z, 0, -128, 127, np.int8)).any()
+
+
 @pytest.mark.parametrize(("out_dtype", "target"), pairs(INPUTS, SOME_TARGETS))
 def test_dequantize_per_channel(out_dtype, target):
     bounds = BOUNDS[target]
@@ -536,6 +551,16 @@ def test_fake_quantize_per_channel(dtype, channels, axis, zero_dtype):
             agree(name, x, s, z, axis, *bounds, note=bounds)
 
 
+@pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
+@pytest.mark.parametrize("zero_dtype", **named((F64, BF16)))
+def test_fractional_zero_points_are_float32(zero_dtype, rounding):
+    """Others, which PyTorch refuses, are rounded to that first: float64 results show it."""
+    s, z = np.array([0.1, 0.3, 2], F32), np.array([0.3, -0.7, 1 / 3]).astype(zero_dtype)
+    x = cases.channels(F64, s, np.zeros(3), -8, 7, 1)
+    name = "fake_quantize_per_channel_affine_cachemask"
+    agree(name, x, s, z, 1, -8, 7, rounding=rounding)
+
+
 def test_zero_points_of_32_bits_are_compared_exactly():
     """2**24 + 9 is no float32, and here the bound itself."""
     bounds, x = WIDE[2], np.linspace(-9, 9, 12, dtype=F32).reshape(3, 4)
@@ -640,6 +665,15 @@ def test_learnable_per_tensor(dtype, bounds):
         agree(name, x, *args, note=z)
         for rounding in ("pytorch", "nearest"):
             agree(f"{name}_backward", g, x, *args, 0.3, zero_point_rounding=rounding, note=z)
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(float, F32), (np.float32, F32), (np.float64, F64)])
+def test_gradients_of_numbers(number, dtype):
+    """Those of a float32, but for a number of NumPy that is a float64."""
+    name, x = "fake_quantize_learnable_per_tensor_affine_backward", np.ones(3, F32)
+    actual = getattr(nq, name)(x, x, number(0.3), number(0.5), -8, 7)
+    arrays = (np.array([v], dtype) for v in (0.3, 0.5))
+    assert_same(actual, getattr(oracle, name)(x, x, *arrays, -8, 7))
 
 
 @pytest.mark.parametrize(("dtype", "parameter"), pairs(INPUTS, INPUTS))
@@ -923,8 +957,7 @@ def test_choose_qparams_per_token_takes_integers(dtype):
 def test_determine_qparams(qscheme):
     ranges = [(-1.3, 2.7), (4.0, 6.0), (-6.0, -4.0), (0.0, 0.0), (np.nan, np.nan), (-np.inf, 1.0),
               (-3e38, 3e38), (-1e-9, 1e-9), (np.inf, -np.inf)]  # fmt: skip
-    eps = np.array([np.finfo(F32).eps])
-    for dtype in (F32, F64):
+    for dtype, eps in itertools.product((F32, F64), (np.array([np.finfo(F32).eps]), 1e-5)):
         valid = [r for r in ranges if not r[0] > r[1]]
         pairs = [tuple(np.array(v, dtype) for v in r) for r in ranges]
         pairs += [tuple(np.array(v, dtype) for v in zip(*valid, strict=True))]
@@ -969,6 +1002,8 @@ def test_fused(per_row, symmetric):
     batches += [np.full((4, 30), v, F32) for v in (0.0, 1e-5, 5.0, np.inf, np.nan)]
     batches += [np.array([[-1e-5, 3e-5]] * 4, F32), np.zeros((4, 0), F32)]
     batches += [np.array([[-2, v, 3]] * 4, F32) for v in (np.nan, -np.nan)]
+    # A scale without a finite reciprocal, a range that ends at zero, and one that is not infinite.
+    batches += [np.array([ends] * 4, F32) for ends in ((0, 1e-37), (-2, 0), (-3.2e38, 1))]
     for bounds in ((-128, 127), (0, 255), (0, 15), (-8, 7), (-7, 8)):
         for start in range(len(batches)):
             count = 4 if per_row else 1

@@ -23,6 +23,7 @@ MAKE = {
     "sgd, both": lambda p: SGD(p, 0.1, 0.9, 0.01),
     "adam": lambda p: Adam(p, lr=0.01),
     "adam, quick": lambda p: Adam(p, 0.01, (0.3, 0.5), 1e-4),
+    "adam, half": lambda p: Adam(p, 0.01, (0.5, 0.9)),
 }
 by_rule = pytest.mark.parametrize("rule", MAKE)
 
