@@ -25,7 +25,7 @@ QUANTIZE = tests("ops", "quantize_per_tensor[float32-int8]", "quantize_per_tenso
 QUANTIZE_CHANNEL = tests("ops", "quantize_per_channel[float32-int8]")
 DEQUANTIZE = tests("ops", "dequantize_per_tensor")
 TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
-TWO_BYTES = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
+EACH_STEP = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
 FLOAT8 = tests("ops", "float8_of_every_length")
 DIVIDE = tests("ops", "quantize_per_tensor_by_division[float32-float8_e4m3fn]", "division")
@@ -46,9 +46,7 @@ HARD = tests("adaround", "ties_go_up", "hard_and_codes")
 SOFT = tests("adaround", "what_is_cut_off", "soft_backward")
 TIE = tests("ops", "no_guess_is_sure_of_what_is_next_to_a_tie")
 GUESSED = tests("ops", "float64_scales_are_guessed_in_float32[float32-int8]")
-TWO_BYTES = tests(
-    "ops", "dequantize_to_two_bytes_with_zero_points_that_are_no_codes[bfloat16-int8]"
-)
+NO_CODES = tests("ops", "dequantize_to_two_bytes_with_zero_points_that_are_no_codes[bfloat16-int8]")
 BESIDE = tests("ops", "float64_scales_beside_zero_points_of_two_bytes")
 STEPS = tests("adaround", "an_element_does_not_know_where_it_stands")
 INIT, START = tests("adaround", "init"), tests("adaround", "start_of_every_fraction")
@@ -59,6 +57,7 @@ LABELS = tests("autograd", "gradient_of_softmax_cross_entropy")
 OPTIM, METRICS = tests("optim", "rule"), tests("metrics", "values")
 EXTREMES, MIDDLE = tests("observers", "extremes"), tests("observers", "qparams", "reduced_range")
 ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
+ENDS = tests("errors", "the_last_numbers_that_are_taken")
 WRONG = tests("fast_path", "qparams_that_become_wrong")
 DATA = tests("layouts", "layout_of_the_data")
 STRIDED = tests("layouts", "results_that_are_not_flat")
@@ -114,7 +113,7 @@ FAULTS = (
     Fault("formulas/quantize.py",
           "return scale, like(zero_point, item(y))",
           "return scale, like(zero_point, widen(item(y)))",
-          "a zero point that is not rounded to the output", TWO_BYTES),
+          "a zero point that is not rounded to the output", EACH_STEP),
     # --- formulas: base, fake quantize ------------------------------------------------------------
     Fault("formulas/base.py",
           "v = v if v > lo else lo\n",
@@ -315,6 +314,36 @@ FAULTS = (
           "    if p.shape not in shapes:\n",
           "    if p.size not in [math.prod(s) for s in shapes]:\n",
           "qparams of another shape and the right size", ERRORS),
+    Fault("checks/qparams.py",
+          "        return cast(z, np.dtype(np.int64))\n",
+          "        return cast(z, _INT32)\n",
+          "zero points of uint32 that are negative in int32",
+          tests("ops", "zero_points_of_uint32")),
+    Fault("checks/numbers.py",
+          "    if _LEAST_FLOAT32 < scale < _BEYOND_FLOAT32:",
+          "    if _LEAST_FLOAT32 <= scale < _BEYOND_FLOAT32:",
+          "a scale that float32 rounds to zero", ENDS),
+    Fault("ops/adaround.py",
+          "constants = lo, hi, min(max(0, lo), hi)",
+          "constants = lo, hi, 0",
+          "a NaN that becomes a code outside the bounds", tests("adaround", "targets[int8]")),
+    Fault("ops/qparams.py",
+          'return "float64", float(np.float32(eps))',
+          'return "float64", eps',
+          "an eps that is not the float32 of PyTorch", DETERMINE),
+    Fault("ops/fused.py",
+          "run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm\n",
+          "run = lib.observe_fbgemm\n",
+          "rows of a symmetric scheme that are not", FUSED),
+    Fault("formulas/histogram.py",
+          "return np.float32(quantile * total)",
+          "return np.float32(quantile) * np.float32(total)",
+          "a quantile that is rounded before it is a count",
+          tests("observers", "quantiles_are_rounded_once")),
+    Fault("ops/convert.py",
+          "np.not_equal(x, x.dtype.type(0), out=y)",
+          "np.not_equal(x.real, x.real.dtype.type(0), out=y)",
+          "imaginary numbers that count as zero", tests("ops", "convert_element_type[bool]")),
     Fault("ops/fast_path.py",
           "scale = 1.0 / scale",
           "scale = float(np.float32(1) / np.float32(scale))",
@@ -486,7 +515,7 @@ FAULTS = (
     Fault("ops/quantize.py",
           'z.dtype.kind == "i" and checks.outside(z, lo, hi) < 0',
           'z.dtype.kind == "i"',
-          "steps in two bytes that are not rounded", TWO_BYTES),
+          "steps in two bytes that are not rounded", NO_CODES),
     Fault("cpu/loops.py",
           "            c = row % channels\n            while",
           "            c = 0\n            while",
