@@ -284,6 +284,20 @@ def test_softmax_cross_entropy_is_stable():
     assert both == (np.log(2) + 2000) / 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_softmax_cross_entropy_of_infinite_differences():
+    """As PyTorch has them, and without a word of NumPy's."""
+    inf, far = np.inf, np.finfo(F32).max
+    for logits, losses in (
+        ((inf, 0), (np.nan, np.nan)),
+        ((-inf, 0), (inf, 0)),
+        ((far, -far), (0, inf)),
+    ):
+        for label, loss in enumerate(losses):
+            got = ag.softmax_cross_entropy(np.array([logits], F32), np.array([label]))
+            np.testing.assert_array_equal(got, loss)
+
+
 def test_means_are_added_in_float64():
     """2**24 ones and one more: float32 could not count them one by one; here all are seen."""
     a = np.zeros(4096, F32)

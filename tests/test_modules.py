@@ -818,6 +818,8 @@ FAULTS_OF = [
     ),
     (LearnableFakeQuantize, lambda s: s | {"eps": s["eps"] * 0}, ValueError, "must be positive"),
     (LearnableFakeQuantize, lambda s: s | {"eps": s["eps"] * np.inf}, ValueError, "and finite"),
+    (LearnableFakeQuantize, lambda s: s | {"eps": s["eps"][:0]}, ValueError, "eps.* the shape"),
+    (LearnableFakeQuantize, lambda s: s | {"eps": s["eps"][None]}, ValueError, "eps.* the shape"),
     (
         AdaroundFakeQuantizer,
         lambda s: s | {"V": s["V"].astype(np.float16)},

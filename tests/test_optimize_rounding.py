@@ -428,6 +428,15 @@ def test_the_report_says_what_is_so(activation):
     assert r.worse == (r.held_out_adaround > r.held_out_nearest)
 
 
+def test_a_share_in_an_array_of_no_axes():
+    x, w = correlated(0, 60, 16), normal(1, 4, 16)
+    a, b = (
+        optimize_rounding(Linear(w), per_channel(w), x, held_out=share, **QUICK)
+        for share in (0.25, np.array(0.25))
+    )
+    assert asdict(a.report) == asdict(b.report)
+
+
 def test_a_loss_that_is_nan_is_worse():
     assert RoundingReport(1.0, 0.5, 1.0, np.nan, "nearest", 0.0, 0.1, 10).worse
 

@@ -563,7 +563,9 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
                              f"{judging.max()}")  # fmt: skip
         judging = np.unique(judging).astype(np.intp)
     else:
-        if isinstance(held_out, (list, tuple, np.ndarray)):
+        if isinstance(held_out, (list, tuple)) or (
+            isinstance(held_out, np.ndarray) and held_out.ndim
+        ):
             raise TypeError(
                 f"held_out must be a share, or an array of one axis of rows, got {show(held_out)}"
             )

@@ -207,6 +207,7 @@ def check_shape(key: str, array: Array, shapes: tuple[tuple[int, ...], ...]) -> 
 
 def check_eps(prefix: str, state: Mapping[str, Array]) -> None:
     """The least scale, of which a constructor would take no other."""
+    check_shape(prefix + "eps", state["eps"], ((1,),))
     if not 0 < state["eps"] < np.inf:
         raise ValueError(
             f"state_dict[{prefix + 'eps'!r}] must be positive and finite, got {show(state['eps'])}"
