@@ -65,6 +65,7 @@ def _spread(
         loop, threads, segment, items, grain, args = values
         word = items.type
         segments = builder.sdiv(builder.add(items, builder.sub(grain, word(1))), grain)
+        # No more than have something to do: each asks after the shares of all.
         threads = builder.select(builder.icmp_signed("<", segments, threads), segments, threads)
         turns = builder.alloca(word, builder.mul(threads, word(_LINE)))
         with cgutils.for_range(builder, threads) as thread:

@@ -166,9 +166,9 @@ class Module:
             arrays[name] = _copied(name, on_host(array), REALS)
         module._check_state("", arrays)
         self.__dict__.update(state)
-        for name in self._buffers:
+        for name in self._buffers:  # a memory map becomes the array that kernels know
             if isinstance(a := self._get(name), np.ndarray) and type(a) is not np.ndarray:
-                self._set(name, arrays[name])  # of a memory map
+                self._set(name, arrays[name])
 
     # --- looks --------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     Floats become floats by rounding to nearest, ties to even; float64 reaches two-byte floats by
     way of float32. Too large a value becomes infinite, but in float8_e4m3fn the bound 448 of its
     sign, also for an infinity; a NaN stays NaN. Floats become integers by truncation and then wrap,
-    as integers do; a NaN becomes 0. To bool, everything but zero is True; to
-    all others, the real part of a complex number is taken.
+    as integers do; a NaN becomes 0. To bool, everything but zero is True; to all others, the real
+    part of a complex number is taken.
 
     Parameters
     ----------

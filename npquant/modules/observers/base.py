@@ -272,8 +272,10 @@ class Observer(Module):
         shape: tuple[int, ...] = ()
         if self.ch_axis is not None:
             shape = (state["min_val"].size,)
+        check_eps(prefix, state)
         for name, array in state.items():
-            check_shape(prefix + name, array, ((1,) if name == "eps" else shape,))
+            if name != "eps":
+                check_shape(prefix + name, array, (shape,))
         least, greatest = state["min_val"], state["max_val"]
         wrong = (least > greatest) & ~((least == math.inf) & (greatest == -math.inf))
         if wrong.any() and not self._ends_may_cross:
@@ -281,7 +283,6 @@ class Observer(Module):
                 f"state_dict[{prefix + 'min_val'!r}] must not exceed max_val, got "
                 f"{show(least)} and {show(greatest)}"
             )
-        check_eps(prefix, state)
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""
