@@ -14,6 +14,7 @@ from npquant.ops.adaround import (
     adaround_soft_backward,
 )
 from npquant.ops.convert import convert_element_type
+from npquant.ops.dynamic import quantize_per_token_dynamic
 from npquant.ops.fake_quantize import (
     fake_quant_per_channel,
     fake_quant_per_channel_backward,
@@ -103,6 +104,7 @@ __all__ = [
     "quantize_per_channel_group",
     "quantize_per_tensor",
     "quantize_per_token",
+    "quantize_per_token_dynamic",
 ]
 
 #: What is imported when it is first asked for: an import of npquant takes no longer for it.

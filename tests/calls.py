@@ -187,6 +187,7 @@ CALLS = {
     "choose_qparams_symmetric": _range,
     "choose_qparams_per_token": _rows,
     "choose_qparams_per_token_asymmetric": _rows,
+    "quantize_per_token_dynamic": lambda x, axis: {**_rows(x, axis), "symmetric": False},
     "determine_qparams": _determine,
     "fake_quantize_per_tensor_affine": _fake,
     "fake_quantize_per_tensor_affine_cachemask": _fake,

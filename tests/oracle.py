@@ -564,6 +564,14 @@ def choose_qparams_per_token_asymmetric(input, dtype):
     return scales.astype(F64).reshape(shape), _to_int(zero_points).reshape(shape)
 
 
+def quantize_per_token_dynamic(input, dtype, *, symmetric=False):
+    """Return (codes, scales, zero points): two ops, one after the other."""
+    choose = choose_qparams_per_token if symmetric else choose_qparams_per_token_asymmetric
+    scales, zero_points = choose(input, dtype)
+    bounds = (-127, 127) if symmetric else (-128, 127)
+    return quantize_per_token(input, scales, zero_points, *bounds, dtype), scales, zero_points
+
+
 # --- fake quantize ------------------------------------------------------------------------------
 
 

@@ -247,13 +247,16 @@ def test_no_elements(name):
     for shape, axis in every_call(name, ((0,), (0, 4), (4, 0), (2, 0, 4))):
         kwargs = arguments(name, shape, axis)
         nothing = shape[-1] == 0 if "token" in name else 0 in shape
-        if name.startswith("choose") and nothing:
+        chosen = name.startswith("choose") or "dynamic" in name
+        if chosen and nothing:
             with pytest.raises(ValueError, match="input must have elements"):
                 results(name, kwargs)
             continue
         got = results(name, kwargs)
         if name.startswith("choose"):
             assert [y.shape for y in got] == [(*shape[:-1], 1)] * 2
+        elif chosen:
+            assert [y.shape for y in got] == [shape, *[(*shape[:-1], 1)] * 2]
         elif name == "adaround_regularizer":
             assert_same(got, (np.array(0.0),))
         elif name != "determine_qparams":
@@ -586,6 +589,7 @@ THREADED = (
     "quantize_per_channel",
     "fake_quant_per_channel_backward",
     "choose_qparams_per_token",
+    "quantize_per_token_dynamic",
     "fake_quantize_learnable_per_channel_affine_backward",
     "adaround_soft",
     "adaround_regularizer",

@@ -16,7 +16,8 @@ import npquant as nq
 import oracle
 from calls import CALLS, PARAMETERS, arguments
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
-from npquant.cpu import learnable_gradients_per_channel
+from npquant.cpu import dynamic, learnable_gradients_per_channel
+from npquant.cpu.target import GRAIN
 from npquant.formulas import quantize as formulas
 from npquant.layout import per_channel
 
@@ -951,6 +952,73 @@ def test_choose_qparams(dtype):
 def test_choose_qparams_per_token_takes_integers(dtype):
     info = np.iinfo(dtype)
     agree("choose_qparams_per_token", np.array([[info.min, 3], [info.max, 0]], dtype), np.int8)
+
+
+def rows_with_ties(count, length, dtype, symmetric):
+    """Rows whose elements are halves of their own scale, or next to these, but for the extremes."""
+    rng = np.random.default_rng(length)
+    x = rng.normal(rng.integers(-2, 3, (count, 1)), 9, (count, length)).astype(dtype)
+    choose = "choose_qparams_per_token" + ("" if symmetric else "_asymmetric")
+    scales, zero_points = getattr(oracle, choose)(x, np.int8)
+    codes = rng.integers(-128, 128, x.shape) + rng.choice([0.5, -0.5, 0.5000001, 0.0], x.shape)
+    ties = ((codes - zero_points.astype(F64)) * scales.astype(F64)).astype(dtype)
+    return np.clip(ties, x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_quantize_per_token_dynamic(dtype, symmetric):
+    """Rows of every length that has a way of its own, done many together, one by one or twice."""
+    longest = dynamic.LONGEST // dtype.itemsize
+    for length in (
+        1,
+        2,
+        15,
+        16,
+        96,
+        97,
+        511,
+        513,
+        4096,
+        GRAIN - 1,
+        GRAIN + 1,
+        longest,
+        longest + 1,
+    ):
+        count = max(2, min(GRAIN // length + 3, 500))
+        x = rows_with_ties(count, length, dtype, symmetric)
+        agree("quantize_per_token_dynamic", x, np.int8, symmetric=symmetric, note=length)
+        agree("quantize_per_token_dynamic", x[:, ::-1], np.int8, symmetric=symmetric, note=length)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_quantize_per_token_dynamic_reads_rows_once(symmetric, monkeypatch):
+    """The second op is not called where one kernel does both."""
+    monkeypatch.setattr(nq.ops.dynamic, "quantize_per_token", None)
+    for shape in ((70, 300), (4, 2), (2, 3, 5), (1200, 300)):
+        x = rows_with_ties(math.prod(shape[:-1]), shape[-1], F32, symmetric).reshape(shape)
+        agree("quantize_per_token_dynamic", x, np.int8, symmetric=symmetric, note=shape)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_quantize_per_token_dynamic_refuses_what_is_not_finite(dtype, symmetric):
+    """It says in which row, wherever it lies; a width that the dtype does not hold is none."""
+    for shape, row in (((5, 40), 0), ((5, 40), 4), ((2, 3, 70), 4), ((900, 40), 899), ((3, 1), 1)):
+        for bad in (np.nan, np.inf, -np.inf):
+            x = np.ones(shape, dtype)
+            x.reshape(-1, shape[-1])[row, -1] = bad
+            with pytest.raises(ValueError, match=f"^input must have rows .* in row {row}$"):
+                nq.quantize_per_token_dynamic(x, np.int8, symmetric=symmetric)
+    with pytest.raises(ValueError, match=r"^input must have rows .* in row 0$"):
+        nq.quantize_per_token_dynamic(np.array(np.inf, dtype), np.int8, symmetric=symmetric)
+    most = ml_dtypes.finfo(dtype).max
+    x = np.array([[1, 2], [-most, most]], dtype)
+    if symmetric:
+        agree("quantize_per_token_dynamic", x, np.int8, symmetric=True)
+    else:
+        with pytest.raises(ValueError, match=r"^input must have rows .* in row 1$"):
+            nq.quantize_per_token_dynamic(x, np.int8)
 
 
 @pytest.mark.parametrize("qscheme", nq.ops.qparams.QSCHEMES)

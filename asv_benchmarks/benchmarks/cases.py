@@ -556,6 +556,7 @@ SPECS = (
     *specs("choose_qparams_symmetric", choose, TENSORS, TO_INT8, DECOMPOSED),
     *specs("choose_qparams_per_token choose_qparams_per_token_asymmetric",
            to_dtype, NARROW_TOKENS, TO_INT8, DECOMPOSED),
+    *specs("quantize_per_token_dynamic", to_dtype, NARROW_TOKENS, TO_INT8, DECOMPOSED),
     *specs("determine_qparams", determine, ["64 channels, first axis"], ["float32 -> int8"],
            ["torch"], sizes=(16, 1 << 12)),
     *specs("fused_moving_avg_obs_fake_quant", fused,

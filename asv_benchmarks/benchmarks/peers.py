@@ -110,12 +110,26 @@ def same_op(case: Case, inputs: Inputs) -> Call:
 
 def decomposed(case: Case, inputs: Inputs) -> Call:
     """The op of torch.ops.quantized_decomposed, without the lookup of its overload."""
+    if case.op == "quantize_per_token_dynamic":
+        return _in_two_steps(inputs)
     packet = getattr(_torch().ops.quantized_decomposed, case.op)
     call = _partial(getattr(packet, packet.overloads()[0]), case, inputs)
     if "dequantize_per_token" in case.op or "dequantize_per_channel_group" in case.op:
         # The dispatcher knows no default for it.
         return partial(call.func, *call.args, _to_torch(inputs.floating))
     return call
+
+
+def _in_two_steps(inputs: Inputs) -> Call:
+    """PyTorch chooses qparams of rows, and then quantizes with them."""
+    ops, target = _torch().ops.quantized_decomposed, _to_torch(inputs.target)
+    choose, code = ops.choose_qparams_per_token_asymmetric.default, ops.quantize_per_token.default
+
+    def call(x: Any) -> Any:
+        found = choose(x, target)
+        return code(x, *found, *inputs.bounds, target), *found
+
+    return partial(call, _to_torch(inputs.x))
 
 
 def quantized(case: Case, inputs: Inputs) -> Call | None:
@@ -168,8 +182,6 @@ def numpy(case: Case, inputs: Inputs) -> Call:
 
 
 def _expression(case: Case, inputs: Inputs, xp: Any, own: Any) -> Call:
-    if isinstance(case, work.Work):
-        return work.WORK[case.op].plain(plain.Plain(case, inputs, xp, own))
     call = partial(plain.EXPRESSIONS[case.op], plain.Plain(case, inputs, xp, own))
     call()  # makes the arrays
     return call

@@ -172,6 +172,11 @@ def choose_token_asymmetric(p: Plain) -> Any:
     return _affine(p, least.clip(None, 0), most.clip(0, None))
 
 
+def dynamic(p: Plain) -> Any:
+    p.s, p.z = choose_token_asymmetric(p)
+    return quantize(p), p.s, p.z
+
+
 def observe_and_fake(p: Plain) -> Any:
     """A step of the average from a range of nothing, which costs the same as any other."""
     if p.axes == tuple(range(p.x.ndim)):
@@ -218,6 +223,7 @@ EXPRESSIONS: dict[str, Callable[[Plain], Any]] = {
     "choose_qparams_symmetric": choose_symmetric,
     "choose_qparams_per_token": choose_token,
     "choose_qparams_per_token_asymmetric": choose_token_asymmetric,
+    "quantize_per_token_dynamic": dynamic,
     "fused_moving_avg_obs_fake_quant": observe_and_fake,
     "fused_moving_avg_obs_fake_quant_cachemask": observe_and_fake_with_mask,
 }

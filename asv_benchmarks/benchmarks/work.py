@@ -1,6 +1,6 @@
 """Work that is no single op: what training and calibration do, and a dispatch by Numba.
 
-Ours, PyTorch's beside it, and NumPy's where there is a plain expression.
+Ours, and PyTorch's beside it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,7 @@ import npquant as nq
 from npquant.modules import observers
 from npquant.optim import SGD, Adam
 
-from .cases import (
-    FLOATS,
-    NARROW_TOKENS,
-    PRECISIONS,
-    TENSORS,
-    TO_INT8,
-    Call,
-    Case,
-    Inputs,
-    Spec,
-    specs,
-    star,
-)
-from .plain import Plain, choose_token_asymmetric, quantize
+from .cases import FLOATS, PRECISIONS, TENSORS, Call, Case, Inputs, Spec, specs, star
 
 SCALE, BOUNDS = 0.1, (-8, 7)
 
@@ -134,34 +121,6 @@ def as_torch(value: Any) -> Any:
     return importlib.import_module(".peers", __package__)._to_torch(value)
 
 
-def dynamic_quantize(i: Inputs) -> Call:
-    """Choose qparams per token, then quantize with them."""
-
-    def call() -> Any:
-        scales, zero_points = nq.choose_qparams_per_token_asymmetric(i.x, i.target)
-        return nq.quantize_per_token(i.x, scales, zero_points, *i.bounds, i.target)
-
-    return call
-
-
-def torch_dynamic_quantize(torch: Any, i: Inputs) -> Call:
-    ops, x, target = torch.ops.quantized_decomposed, as_torch(i.x), as_torch(i.target)
-    choose, code = ops.choose_qparams_per_token_asymmetric.default, ops.quantize_per_token.default
-
-    def call(x: Any) -> Any:
-        return code(x, *choose(x, target), *i.bounds, target)
-
-    return partial(call, x)
-
-
-def plain_dynamic_quantize(p: Plain) -> Call:
-    def call() -> Any:
-        p.s, p.z = choose_token_asymmetric(p)
-        return quantize(p)
-
-    return call
-
-
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def nothing(x, scale, zero_point, lo, hi):  # type: ignore[no-untyped-def]
     """What a call costs that does nothing."""
@@ -178,14 +137,8 @@ class Job:
 
     ours: Callable[[Inputs], Call]
     torch: Callable[[Any, Inputs], Call] | None = None
-    numpy: Callable[[Plain], Call] | None = None
     #: How many arrays of the data's size must be read or written, where arguments do not tell.
     passes: int = 0
-
-    def plain(self, p: Plain) -> Call:
-        if self.numpy is None:
-            raise NotImplementedError("no plain expression is written down")
-        return self.numpy(p)
 
 
 #: With PyTorch's, and without.
@@ -195,9 +148,6 @@ COUNTING_OBSERVERS = ("PercentileObserver", "MSEObserver", "EntropyObserver")
 
 WORK = {
     "BareDispatch": Job(lambda i: dispatch(i.x)),
-    "DynamicQuantizePerToken": Job(
-        dynamic_quantize, torch_dynamic_quantize, plain_dynamic_quantize
-    ),
     # The weight, its gradient, V and two moments are read; the soft weight, V and these written.
     "AdaroundStep": Job(adaround_step, torch_adaround_step, passes=9),
     # Gradient, parameter and momentum; then the latter two.
@@ -225,7 +175,6 @@ _FIRST_AXIS = ("64 channels, first axis", "64 channels, last axis", "64 channels
 # fmt: off
 SPECS: tuple[Spec, ...] = (
     *works("BareDispatch", read, ["tensor"], ["float32"], (), sizes=(16,)),
-    *works("DynamicQuantizePerToken", read, NARROW_TOKENS, TO_INT8, (*_WITH_TORCH, "numpy")),
     *works("AdaroundStep", read_twice, ["tensor"], PRECISIONS, _WITH_TORCH),
     *works("SGD Adam", read_twice, TENSORS[:1], PRECISIONS, _WITH_TORCH),
     *works(" ".join(OBSERVERS), read, TENSORS, FLOATS, _WITH_TORCH),

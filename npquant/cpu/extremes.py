@@ -32,7 +32,7 @@ MANY = 1 << 15
 
 
 @register_jitable
-def _run_of_bits(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
+def run_of_bits(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
     base = np.uintp(begin)
     most = least = bits(x[base])
     farthest = unsigned(most)
@@ -209,7 +209,7 @@ def _apart_signature(dtype: Any, kind: Any) -> Types:
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 #: NaN where there is one.
-minmax = Extremes(key, key, _run_of_bits)
+minmax = Extremes(key, key, run_of_bits)
 
 #: Of what is finite in float32; +inf and -inf where nothing is.
 minmax_finite = Extremes(finite_key_above, finite_key_below, _run_of_finite)

@@ -256,7 +256,8 @@ class Elementwise:
 
         if steps:
             strip, runs = in_steps(*steps), strips
-        run, repeat = register_jitable(runs), register_jitable(periods)
+        self.rule = run = register_jitable(runs)
+        repeat = register_jitable(periods)
 
         def runs_apart(
             begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
@@ -454,7 +455,8 @@ class Guessed(Elementwise):
             return True
 
         kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking(_signature))
-        self._runs, self._longest = Either(_guessable, kernel, self._runs), LONG_GUESSED
+        self.guess = register_jitable(guesses)
+        self._runs, self._longest = Either(_guesses, kernel, self._runs), LONG_GUESSED
 
 
 _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
@@ -463,13 +465,17 @@ _IN_FLOAT32 = FLOATS - {float64}
 _NOT_IN_FLOAT32 = FLOATS - {float32}
 
 
-def _guessable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+def guessable(x: Any, y: Any, scale: Any) -> bool:
     """Of data that float32 holds, float64 scales, and integers it holds in its last bits.
 
     Not of codes as wide as the data: they may lie where these do, which a second look would miss.
     """
     apart = x.base.itemsize != y.itemsize
-    return apart and x.base in _IN_FLOAT32 and qparams[0] == np.dtype(np.float64) and y in _NARROW
+    return apart and x.base in _IN_FLOAT32 and scale == np.dtype(np.float64) and y in _NARROW
+
+
+def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+    return guessable(x, y, qparams[0])
 
 
 class Tried(Elementwise):

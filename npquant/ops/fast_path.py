@@ -15,6 +15,7 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
+from npquant.cpu import dynamic
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.strided import PIECE
@@ -41,6 +42,8 @@ _Array, _empty, _float32 = np.ndarray, np.empty, dtypes.float32
 
 #: ``fast_path(x, scale, zero_point, out) -> (output, mask)``, or None: see `fast_path`.
 FastPath = Callable[..., tuple[Array, Any] | None]
+#: The same of data, to codes, scales and zero points.
+Dynamic = Callable[[Array], tuple[Array, Array, Array] | None]
 #: The same of three gradients.
 Backward = Callable[..., tuple[Array, Array, Array] | None]
 
@@ -300,6 +303,54 @@ def fast_choice(
         s, z = scale.ravel(), zero_point.ravel()
         compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
         return scale, zero_point
+
+    return call
+
+
+def fast_dynamic(
+    kernel: str,
+    kind: type,
+    shape: tuple[int, ...],
+    dtype: DType,
+    bounds: tuple[int, int],
+    eps: float,
+    middle: int,
+    results: tuple[int, ...],
+    kinds: tuple[DType, DType],
+    constants: tuple[Any, ...],
+    target: DType,
+) -> Dynamic:
+    """A function of data of this shape and dtype, to the codes, scales and zero points of its rows.
+
+    One kernel does both with a row, and all is looked at when it is done; None if it cannot.
+    """
+    n, inner = prod(shape), shape[-1] if shape else 1
+    if (
+        kind is not np.ndarray
+        or n == 0
+        or dtype in dtypes.INTEGERS
+        or not dynamic.SHORTEST <= inner <= dynamic.LONGEST // dtype.itemsize
+    ):
+        return no_fast_path
+    run, key = getattr(dynamic, kernel), (dtype, *kinds, dtypes.compute(dtype).name, target)
+    large, rows, grain = n * run.work >= PARALLEL_FROM, n // inner, max(1, GRAIN // inner)
+    (bottom, top), (lo, hi, nan), (scales, zero_points) = bounds, map(float, constants), kinds
+    within = float(-checks.MOST), float(checks.MOST)
+
+    def call(x: Array) -> tuple[Array, Array, Array] | None:
+        if not x.flags.carray:
+            return None
+        y, scale, zero_point = (
+            _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
+        )  # fmt: skip
+        args = (rows, inner, x.ravel(), bottom, top, eps, lo, hi, nan, scale.ravel(),
+                zero_point.ravel(), y.ravel())  # fmt: skip
+        done = 0
+        if large and threads() > 1:  # all compute, and one looks
+            run(rows, n, (0, 0.0, 0.0, *args), key, grain)
+            done = rows
+        good = run.serial[key](done, rows, rows, *within, *args)
+        return (y, scale, zero_point) if good else None
 
     return call
 

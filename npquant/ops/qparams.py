@@ -249,17 +249,7 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     x = checks.real(input)
     if dtypes.target(dtype) != _INT8:
         raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
-    shape, kind, at_once = _of_tokens(x.shape, x.dtype, type(x))
-    done = at_once(x)
-    if done is not None:
-        return done
-    lib = backend.of(x)
-    scale, z = checks.new(x, shape, kind), checks.new(x, shape, kind)
-    least, greatest = lib.minmax(layout.per_token(x.shape), x)
-    lib.choose_per_token(
-        least, greatest, *_OF_TOKENS, "float64", checks.flat(scale), checks.flat(z)
-    )
-    return scale, z
+    return _choose_per_token(x, True)
 
 
 def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -324,19 +314,7 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     """
     x = checks.real(input)
     dtypes.target(dtype)
-    shape, at_once = _of_tokens_asymmetric(x.shape, x.dtype, type(x))
-    done = at_once(x)
-    if done is not None:
-        return done
-    lib = backend.of(x)
-    scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
-    least, greatest = lib.minmax(layout.per_token(x.shape), x)
-    if x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
-        least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
-    lib.choose_per_token_asymmetric(
-        least, greatest, *_OF_TOKENS_ASYMMETRIC, "float64", checks.flat(scale), checks.flat(z)
-    )
-    return scale, z
+    return _choose_per_token(x, False)
 
 
 def determine_qparams(
@@ -539,33 +517,47 @@ def _proper(
     )
 
 
-@checks.remembered
-def _of_tokens(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type
-) -> tuple[tuple[int, ...], dtypes.DType, FastPath]:
-    """The shape and the dtype of scales and zero points, and what does it all at once."""
-    results, found = _token_shape(shape), dtype if dtype in _KEPT else dtypes.float32
-    return results, found, fast_choice(
-        "choose_per_token", kind, shape, dtype, layout.per_token(shape), *_OF_TOKENS, "float64",
-        results, (found, found),
-    )  # fmt: skip
+def _choose_per_token(x: Array, symmetric: bool) -> tuple[Array, Array]:
+    kernel, shape, kinds, how, at_once = of_tokens(x.shape, x.dtype, type(x), symmetric)
+    done = at_once(x)
+    if done is not None:
+        return done
+    lib = backend.of(x)
+    scale, z = (checks.new(x, shape, kind) for kind in kinds)
+    least, greatest = lib.minmax(layout.per_token(x.shape), x)
+    if not symmetric and x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
+        least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
+    getattr(lib, kernel)(least, greatest, *how, "float64", checks.flat(scale), checks.flat(z))
+    return scale, z
+
+
+#: A kernel, the shape and the dtypes of scales and zero points, what the kernel is told, and what
+#: does it all at once.
+_OfTokens = tuple[
+    str,
+    tuple[int, ...],
+    tuple[dtypes.DType, dtypes.DType],
+    tuple[tuple[int, int], float, int],
+    FastPath,
+]
 
 
 @checks.remembered
-def _of_tokens_asymmetric(
-    shape: tuple[int, ...], dtype: dtypes.DType, kind: type
-) -> tuple[tuple[int, ...], FastPath]:
-    """The shape of scales and zero points, and what does it all at once."""
-    results = _token_shape(shape)
-    if dtype in dtypes.INTEGERS:  # of which the range is made floats first
-        return results, no_fast_path
-    return results, fast_choice(
-        "choose_per_token_asymmetric", kind, shape, dtype, layout.per_token(shape),
-        *_OF_TOKENS_ASYMMETRIC, "float64", results, _RESULTS,
-    )  # fmt: skip
-
-
-def _token_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def of_tokens(
+    shape: tuple[int, ...], dtype: dtypes.DType, kind: type, symmetric: bool
+) -> _OfTokens:
+    """How qparams of rows are chosen."""
     if shape and shape[-1] == 0:
         raise ValueError(f"input must have elements along its last axis, got shape {shape}")
-    return (*shape[:-1], 1) if shape else ()
+    results = (*shape[:-1], 1) if shape else ()
+    found = dtype if dtype in _KEPT else dtypes.float32
+    at_once: FastPath = no_fast_path
+    if symmetric:
+        kernel, kinds, how = "choose_per_token", (found, found), _OF_TOKENS
+    else:
+        kernel, kinds, how = "choose_per_token_asymmetric", _RESULTS, _OF_TOKENS_ASYMMETRIC
+    if symmetric or dtype not in dtypes.INTEGERS:  # of which the range is made floats first
+        at_once = fast_choice(
+            kernel, kind, shape, dtype, layout.per_token(shape), *how, "float64", results, kinds
+        )
+    return kernel, results, kinds, how, at_once

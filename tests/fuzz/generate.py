@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import cases
+import oracle
 from calls import PARAMETERS, STATE
 from cases import BOUNDS, FLOAT8
 from fuzz import read
@@ -909,6 +910,20 @@ def choose_per_token(m):
     m.dtype("dtype", INT8 if len(allowed) == 1 else d.target, allowed)
 
 
+def dynamic(m):
+    d, size = m.dtypes, shape(m.draw, rows=True)
+    x = m.data("input", reals_of(m.draw, size, d.zero if m.many and m.draw.chance(0.3) else d.x),
+               read.REALS)  # fmt: skip
+    m.dtype("dtype", INT8, {INT8})
+    symmetric = m.switch("symmetric", m.draw.chance(0.3))
+    if size and not size[-1]:
+        m.wrong("input")
+    elif known(x) and known(symmetric) and x.size:
+        choose = ("choose_qparams_per_token", "choose_qparams_per_token_asymmetric")[not symmetric]
+        if not np.isfinite(getattr(oracle, choose)(x, INT8)[0].astype(F64)).all():
+            m.wrong("input")
+
+
 def determine(m):
     d, draw = m.dtypes, m.draw
     size = draw.of(((), (), (1,), (3,), (8,), (0,)))
@@ -1126,6 +1141,7 @@ DRAWERS = {
     "choose_qparams_symmetric": choose,
     "choose_qparams_per_token": choose_per_token,
     "choose_qparams_per_token_asymmetric": choose_per_token,
+    "quantize_per_token_dynamic": dynamic,
     "determine_qparams": determine,
     "convert_element_type": convert,
     "fused_moving_avg_obs_fake_quant": fused,

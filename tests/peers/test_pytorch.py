@@ -546,6 +546,24 @@ def test_choose_qparams_per_token(dtype, name):
     check(name, op, x[4].reshape(-1)[0].reshape(()), np.int8)
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", [*cases.FLOATS, np.dtype(np.int16)], ids=str)
+def test_quantize_per_token_dynamic(dtype, symmetric):
+    """Rows so short that there are two steps, rows of one, and rows that are read twice."""
+    choose = "choose_qparams_per_token" if symmetric else "choose_qparams_per_token_asymmetric"
+    bounds = (-127, 127) if symmetric else (-128, 127)
+
+    def peer(x, dtype, symmetric):
+        found = getattr(decomposed, choose)(x, dtype)
+        return decomposed.quantize_per_token(x, *found, *bounds, dtype), *found
+
+    rng = np.random.default_rng(3)
+    for count, length in ((5, 7), (9, 64), (40, 513), (2, 4096)):
+        x = rng.normal(rng.integers(-2, 3, (count, 1)), 9, (count, length)).astype(dtype)
+        x[0], x[1] = abs(x[1]), 0
+        check("quantize_per_token_dynamic", peer, x, np.int8, symmetric=symmetric)
+
+
 # --- fused ----------------------------------------------------------------------------------------
 
 

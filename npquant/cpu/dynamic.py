@@ -1,0 +1,82 @@
+"""Rows that are quantized with qparams chosen from them, in one pass.
+
+They are read from memory once: when the qparams of some rows are known, these are still in a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from npquant.cpu.extremes import extremes_of, run_of_bits
+from npquant.cpu.loops import NUMBER_TYPES, Guessed, guessable
+from npquant.cpu.quantize import per_token
+from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type, usual
+from npquant.formulas.qparams import token_asymmetric_qparams, token_qparams
+from npquant.primitives import bits, item, key, like
+
+#: Elements of a row at least: rows of one have a faster way. Bytes of a row at most, or no cache of
+#: a core holds it, and threads may have none. (Measured.)
+SHORTEST, LONGEST = 2, 1 << 18
+
+
+class Dynamic:
+    """x -> the scale and the zero point of each row, and its codes: the kernel is `rows`.
+
+    Parameters
+    ----------
+    formula : callable
+        As of `Choose`.
+    quantize : Guessed
+        What is done with a row then.
+    """
+
+    def __init__(self, formula: Callable[..., Any], quantize: Guessed) -> None:
+        def rows_by(run: Callable[..., Any]) -> Callable[..., Any]:
+            def rows(
+                begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
+                x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any, scale: Any,
+                zero_point: Any, y: Any,
+            ) -> Any:  # fmt: skip
+                """Items (row); whether the first `look` qparams are `usual`, when all is done."""
+                s, z = item(scale), item(zero_point)
+                some = max(1, min(GRAIN // inner, end - begin))
+                low, high = np.empty(some, x.dtype), np.empty(some, x.dtype)
+                for first in range(begin, end, some):
+                    stop = min(first + some, end)
+                    for c in range(first, stop):
+                        v = x[c * inner]
+                        a, b = run_of_bits(x, c * inner, inner, key(v), key(v))
+                        kind = type(bits(v))  # keys are made wider on the way
+                        low[c - first], high[c - first] = extremes_of(kind(a), kind(b), v)
+                    for c in range(first, stop):
+                        k = c - first
+                        chosen = formula(low[k], high[k], bottom, top, eps, 0, s)
+                        scale[c], zero_point[c] = like(chosen[0], s), like(chosen[1], z)
+                    run(first * inner, stop * inner, 0, 0.0, 0.0, 0, channels, inner, x, scale,
+                        zero_point, lo, hi, nan, y, None)  # fmt: skip
+                return usual(look, scale, zero_point, least, most)
+
+            return rows
+
+        name = formula.__name__
+        self.rows = Either(
+            lambda x, scale, zero_point, code, y: guessable(x, y, scale),
+            Kernel(rows_by(quantize.guess), f"{name}_guessed_rows", _signature),
+            Kernel(rows_by(quantize.rule), f"{name}_rows", _signature),
+        )
+
+
+def _signature(x: Any, scale: Any, zero_point: Any, code: str, y: Any) -> Types:
+    number, integer, qparams = NUMBER_TYPES[code], types.int64, map(array_type, (scale, zero_point))
+    return (
+        types.intp, types.float64, types.float64, types.intp, types.intp, array_type(x), integer,
+        integer, types.float64, number, number, number, *qparams, array_type(y),
+    )  # fmt: skip
+
+
+dynamic_per_token = Dynamic(token_qparams, per_token).rows
+dynamic_per_token_asymmetric = Dynamic(token_asymmetric_qparams, per_token).rows
