@@ -483,7 +483,7 @@ FAULTS = (
     Fault("ops/dynamic.py",
           "how[0], checks.constants(*how[0], _INT8)",
           "(-128, 127), checks.constants(-128, 127, _INT8)",
-          "symmetric codes one below the bound", tests("ops", "symmetric_codes_per_token")),
+          "symmetric codes one below the bound", tests("ops", "symmetric_codes_per_token_have_no_least_one")),
     Fault("ops/fast_path.py",
           "(done, rows, rows, *within, *args)",
           "(done, rows, rows - done, *within, *args)",
