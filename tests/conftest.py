@@ -4,6 +4,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("npquant", deadline=None, derandomize=True, max_examples=50)
@@ -17,6 +18,14 @@ PEERS = ("torch", "onnx", "onnxruntime")
 
 #: What tests/cuda and test_cuda*.py import: the extra `test-cuda`, that .ci/run asks for as well.
 CUDA = ("numba_cuda",)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads_are_always_asked():
+    """Or what is tested in threads would now and then be computed by one alone."""
+    from npquant.cpu import target
+
+    target.ALONE = 0
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -181,6 +181,70 @@ def test_no_segment_waits_for_a_thread_that_is_slow():
     assert spun[0] < spins
 
 
+def _delays(begin, end, spins, marks, spun):
+    """The first of 100 segments waits for all others, and these until it has begun."""
+    marks[begin] = 1
+    last, done = 100 if begin == 0 else 1, 0
+    while done < last and spun[0] < spins:
+        spun[0] += 1
+        done = 0
+        for i in range(last):
+            done += marks[i]
+
+
+def _meets(begin, end, spins, marks, spun):
+    """Each of two segments waits until both have begun, but not forever."""
+    marks[begin] = 1
+    while marks[0] + marks[1] < 2 and spun[begin] < spins:
+        spun[begin] += 1
+
+
+@compiled
+@pytest.mark.parametrize(("segment", "n", "vain"), [(_delays, 100, True), (_meets, 2, False)])
+def test_whether_other_threads_were_of_use(segment, n, vain):
+    """They are not where one does 99 of 100 segments; they are where each does one of two."""
+    if min(target.threads(), numba.config.NUMBA_DEFAULT_NUM_THREADS) == 1:
+        pytest.skip("there is no other thread, or no processor for it")
+    ints = target.array_type(np.dtype(np.int32))
+    kernel = target.Kernel(segment, segment.__name__, lambda key: (target.types.intp, ints, ints))
+    spread, loop, entry = kernel.parallel["key",]
+    marks, spun = np.zeros(n, np.int32), np.zeros(2, np.int32)
+    assert spread(loop, 2, entry, n, 1, (2 * 10**9, marks, spun)) == vain
+    assert spun.max() < 2 * 10**9
+
+
+def test_threads_that_came_too_late_are_left_alone_for_a_while(monkeypatch):
+    """For ALONE times as long as they were waited for; then they are asked again."""
+    clock, calls = [100.0], []
+
+    def in_threads(*args):
+        calls.append("threads")
+        clock[0] += 3
+        return args[-1] == ("in vain",)
+
+    monkeypatch.setattr(target, "ALONE", 8)
+    monkeypatch.setattr(target, "_alone_until", 0.0)
+    monkeypatch.setattr(target, "threads", lambda: 2)
+    monkeypatch.setattr(target, "perf_counter", lambda: clock[0])
+    kernel = target.Kernel(_marks, "marks", _types_of_marks)
+    kernel.serial["key",] = lambda *args: calls.append("one")
+    kernel.parallel["key",] = in_threads, None, None
+
+    def call(argument, at):
+        clock[0] = at
+        kernel(100, target.PARALLEL_FROM, (argument,), ("key",))
+        return calls.pop()
+
+    assert call("of use", 100.0) == "threads"
+    assert call("in vain", 103.0) == "threads"  # until 106: then 24 seconds
+    assert call("of use", 106.0) == "one"
+    assert call("of use", 129.9) == "one"
+    assert call("of use", 130.0) == "threads"
+    assert call("in vain", 133.0) == "threads"
+    assert call("of use", 159.9) == "one"
+    assert not calls
+
+
 @compiled
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_a_segment_raises(monkeypatch, threads):

@@ -12,6 +12,7 @@ import os
 import threading
 import types as python_types
 from collections.abc import Callable, Hashable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ DISABLE_JIT: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
 #: Held by the Python thread whose kernel is parallel; another computes serially meanwhile. One
 #: threading layer (workqueue) ends the process when two threads are in parallel regions at once.
 _parallel = threading.Lock()
+
+#: Where others came too late to help, one thread computes for so many times as long as that took.
+#: Then they are asked again: to wait for them in vain costs a ninth at most.
+ALONE = 8
+_alone_until = 0.0
 
 _forked = False
 
@@ -146,12 +152,21 @@ class Kernel:
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
-        if size * self.work < PARALLEL_FROM or (some := threads()) == 1 or _parallel.locked():
+        global _alone_until
+        if (
+            size * self.work < PARALLEL_FROM
+            or (some := threads()) == 1
+            or _parallel.locked()
+            or (start := perf_counter()) < _alone_until
+        ):
             self.serial[key](0, n, *args)
             return
         spread, loop, segment = self.parallel[key]
         with _parallel:
-            spread(loop, some, segment, n, grain or max(1, n * GRAIN // size), args)
+            alone = spread(loop, some, segment, n, grain or max(1, n * GRAIN // size), args)
+        if alone:
+            now = perf_counter()
+            _alone_until = now + ALONE * (now - start)
 
     def _compile(self, key: Key) -> Any:
         return _compile(self._segment, (types.intp, types.intp, *self._signature(*key)))

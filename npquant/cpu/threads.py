@@ -6,7 +6,9 @@ the segment's machine code is.
 
 Each thread has a share of the segments, one after another in memory, as it had in the call before:
 they may still be in its cache. When it is done it takes those that other threads have not begun,
-as cores are not equally fast, nor free at once. A segment computes the same whoever does it.
+as cores are not equally fast, nor free at once. A segment computes the same whoever does it. In the
+end all must have come, also one that finds nothing left to do, which it may do late: if other
+programs keep its core busy, some milliseconds.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from numba.np.ufunc import parallel as pool
 _BYTES = ir.IntType(8).as_pointer()
 #: Words in a line of the cache, for which threads must not compete.
 _LINE = 8
-#: The field of a task that says whether a segment failed.
-_FAILED = 3
+#: The fields of a task that say whether a segment failed, and how many one thread has done at most.
+_FAILED, _MOST = 3, 8
 
 
 def available() -> int:
@@ -44,10 +46,16 @@ def entry() -> int:
     return address
 
 
-def spread(loop: Any, threads: Any, segment: Any, items: Any, grain: Any, args: Any) -> None:
-    """Call ``segment(begin, end, *args)`` for each `grain` of the items, in so many threads."""
-    if _spread(loop, threads, segment, items, grain, args):  # type: ignore[call-arg]
+def spread(loop: Any, threads: Any, segment: Any, items: Any, grain: Any, args: Any) -> Any:
+    """Call ``segment(begin, end, *args)`` for each `grain` of the items, in so many threads.
+
+    Whether that was in vain: one thread did so much that the others' was not half of their share.
+    """
+    found: Any = _spread(loop, threads, segment, items, grain, args)  # type: ignore[call-arg]
+    failed, alone = found
+    if failed:
         raise MemoryError("no memory for a part of the work")
+    return alone
 
 
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -58,7 +66,7 @@ def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _spread(
     typing: Any, loop: Any, threads: Any, segment: Any, items: Any, grain: Any, args: Any
 ) -> Any:
-    """The same; whether a segment failed, as it does when there is no memory."""
+    """The same, and first whether a segment failed, as it does when there is no memory."""
     kinds = (types.intp, types.intp, *args.types)
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -71,7 +79,7 @@ def _spread(
         with cgutils.for_range(builder, threads) as thread:
             share = _share(builder, thread.index, segments, threads)
             builder.store(share, _turn(builder, turns, thread.index))
-        fields = [segment, items, grain, word(0), args, threads, segments, turns]
+        fields = [segment, items, grain, word(0), args, threads, segments, turns, word(0)]
         task = cgutils.alloca_once_value(builder, cgutils.pack_struct(builder, fields))
         body = _body(context, builder.module, task.type, word, kinds)
         # The pool has one array to divide, of a byte for each thread. It is never read: a part of
@@ -83,9 +91,15 @@ def _spread(
         pointers = [builder.bitcast(p, _BYTES) for p in (body, array, count, step, task)]
         kind = ir.FunctionType(ir.VoidType(), [_BYTES] * 5 + [word] * 3)
         builder.call(builder.inttoptr(loop, kind.as_pointer()), [*pointers, *numbers])
-        return builder.icmp_signed("!=", builder.load(_field(builder, task, _FAILED)), word(0))
+        failed, most = (builder.load(_field(builder, task, i)) for i in (_FAILED, _MOST))
+        rest = builder.sub(segments, most)
+        others = builder.mul(segments, builder.sub(threads, word(1)))
+        alone = builder.icmp_signed("<", builder.mul(builder.mul(rest, threads), word(2)), others)
+        failed = builder.icmp_signed("!=", failed, word(0))
+        return context.make_tuple(builder, sig.return_type, (failed, alone))
 
-    return types.boolean(loop, threads, segment, items, grain, args), generate
+    kind = types.UniTuple(types.boolean, 2)
+    return kind(loop, threads, segment, items, grain, args), generate
 
 
 def _share(builder: Any, thread: Any, segments: Any, threads: Any) -> Any:
@@ -116,12 +130,13 @@ def _body(context: Any, module: Any, task_type: Any, word: Any, kinds: Any) -> A
     arrays, _, _, data = body.args
     task = builder.bitcast(data, task_type)
     fields = cgutils.unpack_tuple(builder, builder.load(task))
-    segment, items, grain, _, args, threads, segments, turns = fields
+    segment, items, grain, _, args, threads, segments, turns, _ = fields
     # What it returns is left in a place as large as a pointer, and lost: None, or a truth value.
     called = context.call_conv.get_function_type(types.none, kinds)
     segment = builder.inttoptr(segment, called.as_pointer())
     part = builder.load(arrays)
     first = builder.sub(builder.ptrtoint(part, word), builder.ptrtoint(data, word))
+    count = cgutils.alloca_once_value(builder, word(0))
     with cgutils.for_range(builder, threads) as run:
         thread = builder.urem(builder.add(first, run.index), threads)
         end = _share(builder, builder.add(thread, word(1)), segments, threads)
@@ -138,7 +153,10 @@ def _body(context: Any, module: Any, task_type: Any, word: Any, kinds: Any) -> A
         status, _ = context.call_conv.call_function(builder, segment, types.none, kinds, each)
         with builder.if_then(status.is_error, likely=False):
             builder.store(word(1), _field(builder, task, _FAILED))
+        builder.store(builder.add(builder.load(count), word(1)), count)
         builder.branch(ask)
         builder.position_at_end(done)
+    most = _field(builder, task, _MOST)
+    builder.atomic_rmw("max", most, builder.load(count), "monotonic")
     builder.ret_void()
     return body
