@@ -214,34 +214,37 @@ def test_whether_other_threads_were_of_use(segment, n, vain):
 
 
 def test_threads_that_came_too_late_are_left_alone_for_a_while(monkeypatch):
-    """For ALONE times as long as they were waited for; then they are asked again."""
-    clock, calls = [100.0], []
+    """For ALONE times as long as they took, at most ALONE_AT_MOST; then they are asked again."""
+    clock, calls = [0], []  # in parts of a second that are exact: 1024
 
     def in_threads(*args):
+        ((took, vain),) = args[-1]
         calls.append("threads")
-        clock[0] += 3
-        return args[-1] == ("in vain",)
+        clock[0] += took
+        return vain
 
     monkeypatch.setattr(target, "ALONE", 8)
     monkeypatch.setattr(target, "_alone_until", 0.0)
     monkeypatch.setattr(target, "threads", lambda: 2)
-    monkeypatch.setattr(target, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(target, "perf_counter", lambda: clock[0] / 1024)
     kernel = target.Kernel(_marks, "marks", _types_of_marks)
     kernel.serial["key",] = lambda *args: calls.append("one")
     kernel.parallel["key",] = in_threads, None, None
 
-    def call(argument, at):
+    def call(at, *how):
         clock[0] = at
-        kernel(100, target.PARALLEL_FROM, (argument,), ("key",))
+        kernel(100, target.PARALLEL_FROM, (how,), ("key",))
         return calls.pop()
 
-    assert call("of use", 100.0) == "threads"
-    assert call("in vain", 103.0) == "threads"  # until 106: then 24 seconds
-    assert call("of use", 106.0) == "one"
-    assert call("of use", 129.9) == "one"
-    assert call("of use", 130.0) == "threads"
-    assert call("in vain", 133.0) == "threads"
-    assert call("of use", 159.9) == "one"
+    assert call(1000, 3, False) == "threads"
+    assert call(1003, 3, True) == "threads"  # until 1006: then 24
+    assert call(1006, 3, False) == "one"
+    assert call(1029, 3, False) == "one"
+    assert call(1030, 3, False) == "threads"
+    assert call(1033, 500, True) == "threads"  # until 1533: then 256
+    assert call(1788, 3, False) == "one"
+    assert call(1789, 3, False) == "threads"
+    assert call(1792, 3, False) == "threads"
     assert not calls
 
 

@@ -48,9 +48,9 @@ DISABLE_JIT: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
 #: threading layer (workqueue) ends the process when two threads are in parallel regions at once.
 _parallel = threading.Lock()
 
-#: Where others came too late to help, one thread computes for so many times as long as that took.
-#: Then they are asked again: to wait for them in vain costs a ninth at most.
-ALONE = 8
+#: Where others came too late to help, one thread computes for so many times as long as that took,
+#: but no more than some seconds. Then they are asked again: to wait for them in vain costs a ninth.
+ALONE, ALONE_AT_MOST = 8, 0.25
 _alone_until = 0.0
 
 _forked = False
@@ -157,16 +157,17 @@ class Kernel:
             size * self.work < PARALLEL_FROM
             or (some := threads()) == 1
             or _parallel.locked()
-            or (start := perf_counter()) < _alone_until
+            or perf_counter() < _alone_until
         ):
             self.serial[key](0, n, *args)
             return
         spread, loop, segment = self.parallel[key]
         with _parallel:
+            start = perf_counter()
             alone = spread(loop, some, segment, n, grain or max(1, n * GRAIN // size), args)
         if alone:
             now = perf_counter()
-            _alone_until = now + ALONE * (now - start)
+            _alone_until = now + min(ALONE * (now - start), ALONE_AT_MOST)
 
     def _compile(self, key: Key) -> Any:
         return _compile(self._segment, (types.intp, types.intp, *self._signature(*key)))
