@@ -140,15 +140,17 @@ def item(y: np.ndarray[Any, Any]) -> Any:
 def store(y: np.ndarray[Any, Any] | None, i: Any, v: Any) -> None:
     """y[i] = v; where there is no `y`, nothing.
 
-    Integers are truncated: a formula has clamped `v` to the range of the target before.
-    float8_e4m3fn saturates, the other floats overflow to infinity.
+    Integers are truncated: a formula has clamped `v` to the range of the target before, but for a
+    guess that is not sure. float8_e4m3fn saturates, the other floats overflow to infinity.
     """
     if y is None:
         return
     kind = y.dtype.type
     if np.issubdtype(y.dtype, np.bool_) or kind in (np.float32, np.float64):
         y[i] = v
-    elif y.dtype.kind in "iu" or kind in _SUB_BYTE:
+    elif y.dtype.kind in "iu":
+        y[i] = np.int64(int(v)).astype(y.dtype)
+    elif kind in _SUB_BYTE:
         y[i] = int(v)
     else:
         y[i] = like(v, y.dtype.type(0))

@@ -28,6 +28,7 @@ OTHERWISE = {
     "quantize_per_tensor": [DIVIDE, {**DIVIDE, **FLOAT8}, FLOAT8],
     "quantize_per_channel": [DIVIDE],
     "quantize_per_token": [DIVIDE],
+    "quantize_per_token_dynamic": [{"symmetric": True}],
     "fake_quantize_per_tensor_affine": [DIVIDE, {**WIDE, **ROUNDING}, {**WIDE, **DIVIDE}],
     "fake_quantize_per_tensor_affine_cachemask_tensor_qparams": [
         {"fake_quant_enabled": np.array([0])}

@@ -71,6 +71,7 @@ ELEMENTWISE = [
     if name.startswith(("quantize", "dequantize", "fake_quant", "adaround"))
     and not (name.startswith("fake_quantize_learnable") and name.endswith("_backward"))
     and "group" not in name
+    and "dynamic" not in name
 ]
 
 

@@ -57,7 +57,8 @@ def test_a_case_is_its_seed_and_number():
 
 
 def _is_array(value):
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fiu"
+    """Of bytes that all mean something: those of a longdouble do not."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.itemsize <= 8
 
 
 def _raise(error):

@@ -999,6 +999,15 @@ def test_symmetric_codes_per_token_have_no_least_one():
     assert (nq.quantize_per_token(x, scales, zero_points, -128, 127, np.int8) == -128).any()
 
 
+@pytest.mark.parametrize("dtype", **named((F32, F16, BF16)))
+def test_unsure_codes_of_what_is_no_number(dtype):
+    """Their bits are no code of a byte; without the compiler Python would refuse to store them."""
+    x = np.array([[1, np.nan, np.inf, -np.inf, 0.5, -1.5]], dtype)
+    agree("quantize_per_token", x, np.ones((1, 1)), np.zeros((1, 1), np.int64), -128, 127, np.int8)
+    with pytest.raises(ValueError, match=r"^input must have rows that are finite"):
+        nq.quantize_per_token_dynamic(x, np.int8)
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_quantize_per_token_dynamic_reads_rows_once(symmetric, monkeypatch):
     """The second op is not called where one kernel does both."""

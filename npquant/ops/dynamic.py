@@ -26,14 +26,15 @@ def quantize_per_token_dynamic(
     """Quantize each row along the last axis with a scale and a zero point chosen from it.
 
     It gives what `choose_qparams_per_token_asymmetric` and then `quantize_per_token` give with
-    codes in -128..127, but reads the data once. If `symmetric`, it is `choose_qparams_per_token`,
-    and codes in -127..127.
+    codes in -128..127. If `symmetric`, it is `choose_qparams_per_token`, and codes in -127..127.
+    Floats on the CPU that lie one after another, in rows of up to 256 KiB, are read from memory
+    once.
 
     Parameters
     ----------
     input : ndarray or ArraySpec
         Values of any shape, its last axis not empty; float16, bfloat16, float32 or float64, or
-        integers. Finite, and on the CPU that is looked at.
+        integers. Finite: on a GPU nobody looks, and the row of a NaN has codes without a meaning.
     dtype : dtype
         Dtype of the codes: int8, the only one that PyTorch chooses qparams per token for.
     symmetric : bool, default False
@@ -95,7 +96,7 @@ def quantize_per_token_dynamic(
         return done
     scales, zero_points = choose(x, _INT8)
     if type(x) is np.ndarray and (row := checks.outside(checks.flat(scales), 0, checks.MOST)) >= 0:
-        values = x.reshape(-1, x.shape[-1])[row] if x.ndim else x
+        values = x[np.unravel_index(row, x.shape[:-1])] if x.ndim > 1 else x
         with np.errstate(invalid="ignore"):  # NumPy warns of a NaN that is a bfloat16
             least, greatest = values.min(), values.max()
         raise ValueError(

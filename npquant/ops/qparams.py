@@ -249,7 +249,9 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     x = checks.real(input)
     if dtypes.target(dtype) != _INT8:
         raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
-    return _choose_per_token(x, True)
+    plan = of_tokens(x.shape, x.dtype, type(x), True)
+    done = plan[-1](x)
+    return _choose_per_token(x, plan, True) if done is None else done
 
 
 def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -314,7 +316,9 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     """
     x = checks.real(input)
     dtypes.target(dtype)
-    return _choose_per_token(x, False)
+    plan = of_tokens(x.shape, x.dtype, type(x), False)
+    done = plan[-1](x)
+    return _choose_per_token(x, plan, False) if done is None else done
 
 
 def determine_qparams(
@@ -517,20 +521,6 @@ def _proper(
     )
 
 
-def _choose_per_token(x: Array, symmetric: bool) -> tuple[Array, Array]:
-    kernel, shape, kinds, how, at_once = of_tokens(x.shape, x.dtype, type(x), symmetric)
-    done = at_once(x)
-    if done is not None:
-        return done
-    lib = backend.of(x)
-    scale, z = (checks.new(x, shape, kind) for kind in kinds)
-    least, greatest = lib.minmax(layout.per_token(x.shape), x)
-    if not symmetric and x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
-        least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
-    getattr(lib, kernel)(least, greatest, *how, "float64", checks.flat(scale), checks.flat(z))
-    return scale, z
-
-
 #: A kernel, the shape and the dtypes of scales and zero points, what the kernel is told, and what
 #: does it all at once.
 _OfTokens = tuple[
@@ -540,6 +530,17 @@ _OfTokens = tuple[
     tuple[tuple[int, int], float, int],
     FastPath,
 ]
+
+
+def _choose_per_token(x: Array, plan: _OfTokens, symmetric: bool) -> tuple[Array, Array]:
+    kernel, shape, kinds, how, _ = plan
+    lib = backend.of(x)
+    scale, z = (checks.new(x, shape, kind) for kind in kinds)
+    least, greatest = lib.minmax(layout.per_token(x.shape), x)
+    if not symmetric and x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
+        least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
+    getattr(lib, kernel)(least, greatest, *how, "float64", checks.flat(scale), checks.flat(z))
+    return scale, z
 
 
 @checks.remembered
