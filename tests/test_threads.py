@@ -214,7 +214,7 @@ def test_whether_other_threads_were_of_use(segment, n, vain):
 
 
 def test_threads_that_came_too_late_are_left_alone_for_a_while(monkeypatch):
-    """For ALONE times as long as they took, at most ALONE_AT_MOST; then they are asked again."""
+    """Once they cost more than they saved; and then they are asked again."""
     clock, calls = [0], []  # in parts of a second that are exact: 1024
 
     def in_threads(*args):
@@ -225,6 +225,7 @@ def test_threads_that_came_too_late_are_left_alone_for_a_while(monkeypatch):
 
     monkeypatch.setattr(target, "ALONE", 8)
     monkeypatch.setattr(target, "_alone_until", 0.0)
+    monkeypatch.setattr(target, "_saved", 0.0)
     monkeypatch.setattr(target, "threads", lambda: 2)
     monkeypatch.setattr(target, "perf_counter", lambda: clock[0] / 1024)
     kernel = target.Kernel(_marks, "marks", _types_of_marks)
@@ -237,14 +238,16 @@ def test_threads_that_came_too_late_are_left_alone_for_a_while(monkeypatch):
         return calls.pop()
 
     assert call(1000, 3, False) == "threads"
-    assert call(1003, 3, True) == "threads"  # until 1006: then 24
-    assert call(1006, 3, False) == "one"
-    assert call(1029, 3, False) == "one"
-    assert call(1030, 3, False) == "threads"
-    assert call(1033, 500, True) == "threads"  # until 1533: then 256
-    assert call(1788, 3, False) == "one"
-    assert call(1789, 3, False) == "threads"
-    assert call(1792, 3, False) == "threads"
+    assert call(1003, 2, True) == "threads"  # of 3 saved 1 is left
+    assert call(1005, 3, True) == "threads"  # none; until 1008: then 24
+    assert call(1008, 3, False) == "one"
+    assert call(1031, 3, False) == "one"
+    assert call(1032, 500, False) == "threads"  # until 1532: 64 saved
+    assert call(1532, 65, True) == "threads"  # until 1597: then 256
+    assert call(1852, 3, False) == "one"
+    assert call(1853, 3, True) == "threads"  # none were saved; until 1856: then 24
+    assert call(1879, 3, False) == "one"
+    assert call(1880, 3, False) == "threads"
     assert not calls
 
 

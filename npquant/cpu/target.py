@@ -48,10 +48,11 @@ DISABLE_JIT: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
 #: threading layer (workqueue) ends the process when two threads are in parallel regions at once.
 _parallel = threading.Lock()
 
-#: Where others came too late to help, one thread computes for so many times as long as that took,
-#: but no more than some seconds. Then they are asked again: to wait for them in vain costs a ninth.
-ALONE, ALONE_AT_MOST = 8, 0.25
-_alone_until = 0.0
+#: Seconds that others have saved of late, CREDIT at most: as long as they helped, less as long as
+#: they came too late to. When none are left, one thread computes for ALONE times as long as the
+#: last such call took, ALONE_AT_MOST; then others are asked again. So to wait in vain costs a ninth.
+CREDIT, ALONE, ALONE_AT_MOST = 0.0625, 8, 0.25
+_saved = _alone_until = 0.0
 
 _forked = False
 
@@ -152,7 +153,7 @@ class Kernel:
         self, n: int, size: int, args: tuple[Any, ...], key: Key, grain: int | None = None
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
-        global _alone_until
+        global _saved, _alone_until
         if (
             size * self.work < PARALLEL_FROM
             or (some := threads()) == 1
@@ -165,9 +166,10 @@ class Kernel:
         with _parallel:
             start = perf_counter()
             alone = spread(loop, some, segment, n, grain or max(1, n * GRAIN // size), args)
-        if alone:
-            now = perf_counter()
-            _alone_until = now + min(ALONE * (now - start), ALONE_AT_MOST)
+        took = perf_counter() - start
+        _saved = _saved - took if alone else min(_saved + took, CREDIT)
+        if _saved < 0:
+            _saved, _alone_until = 0.0, start + took + min(ALONE * took, ALONE_AT_MOST)
 
     def _compile(self, key: Key) -> Any:
         return _compile(self._segment, (types.intp, types.intp, *self._signature(*key)))
