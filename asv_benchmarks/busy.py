@@ -3,8 +3,9 @@
     python asv_benchmarks/busy.py
 
 Prints the mean and the median of a call, which differ where a few wait for long: beside nothing,
-and beside a program that never rests, on the last core this process may use. "Always asked" is
-what threads would cost that are never left alone (`npquant.cpu.target.ALONE`). All take turns.
+and beside two programs that never rest, one of them on the last core this process may use. "Always
+asked" is what threads would cost that are never left alone (`npquant.cpu.target.ALONE`). All take
+turns.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ TURN = 0.5
 
 
 @contextmanager
-def busy_core() -> Iterator[None]:
-    core = max(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", code]) as program:
-        sleep(TURN)
-        try:
-            yield
-        finally:
+def busy_cores() -> Iterator[None]:
+    cores = os.sched_getaffinity(0)
+    code = "import os; os.sched_setaffinity(0, {})\nwhile True: pass"
+    programs = [
+        subprocess.Popen([sys.executable, "-c", code.format(where)])
+        for where in ({max(cores)}, cores)
+    ]
+    sleep(TURN)
+    try:
+        yield
+    finally:
+        for program in programs:
             program.kill()
+            program.wait()
 
 
 def main() -> None:
@@ -49,7 +55,12 @@ def main() -> None:
     most = numba.get_num_threads()
     ways = {"1 thread": (1, target.ALONE), f"{most} threads": (most, target.ALONE),
             f"{most} threads, always asked": (most, 0)}  # fmt: skip
-    for beside, others in (("beside nothing", nullcontext), ("beside a busy core", busy_core)):
+    if most == 1:
+        parser.error("there is one thread")
+    for threads in (1, most):  # what is compiled, and the pool
+        numba.set_num_threads(threads)
+        nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
+    for beside, others in (("beside nothing", nullcontext), ("beside busy cores", busy_cores)):
         times: dict[str, list[float]] = {way: [] for way in ways}
         with others():
             for _ in range(arguments.turns):

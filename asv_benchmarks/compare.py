@@ -33,6 +33,7 @@ from benchmarks.cases import Call, Case, Inputs
 from llvmlite.binding import get_host_cpu_name
 
 import npquant
+from npquant.cpu import target
 
 SPECS = cases.SPECS + work.SPECS
 
@@ -293,6 +294,7 @@ def kept(path: Path | None, facts: dict[str, str], rows: list[goals.Row]) -> Non
 
 def main(argv: list[str] | None = None) -> int:
     options = parsed(argv)
+    target.ALONE = 0  # threads are measured, not when they are left alone
     facts = about(options.threads, peers.setup(options.threads[0]))
     rows = resumed(options.json, facts)
     for name, value in facts.items():

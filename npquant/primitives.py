@@ -141,7 +141,7 @@ def store(y: np.ndarray[Any, Any] | None, i: Any, v: Any) -> None:
     """y[i] = v; where there is no `y`, nothing.
 
     Integers are truncated: a formula has clamped `v` to the range of the target before, but for a
-    guess that is not sure. float8_e4m3fn saturates, the other floats overflow to infinity.
+    guess, an int32, that is not sure. float8_e4m3fn saturates, other floats overflow to infinity.
     """
     if y is None:
         return
@@ -149,7 +149,7 @@ def store(y: np.ndarray[Any, Any] | None, i: Any, v: Any) -> None:
     if np.issubdtype(y.dtype, np.bool_) or kind in (np.float32, np.float64):
         y[i] = v
     elif y.dtype.kind in "iu":
-        y[i] = np.int64(int(v)).astype(y.dtype)
+        y[i] = v.astype(y.dtype) if type(v) is np.int32 else int(v)
     elif kind in _SUB_BYTE:
         y[i] = int(v)
     else:

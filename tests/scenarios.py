@@ -27,6 +27,8 @@ import npquant as nq
 from calls import CALLS, DATA, arguments, axes, fits, results
 from npquant.cpu import target
 
+target.ALONE = 0  # or threads that come late would leave nothing to try
+
 #: Larger than PARALLEL_FROM; a row is a channel, a token or a group.
 SHAPE = (8, 32768)
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import numba
 
+from npquant.cpu import target
+
 from . import cases, work
 
 CASES = cases.CASES | work.CASES
@@ -26,6 +28,7 @@ class _Op:
 
     def setup(self, name: str, threads: int) -> None:
         numba.set_num_threads(threads)
+        target.ALONE = 0  # threads are measured, not when they are left alone
         case = CASES[f"{type(self).__name__} {name}"]
         inputs = case.inputs()
         self.call = case.call(inputs)

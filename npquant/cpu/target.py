@@ -48,9 +48,9 @@ DISABLE_JIT: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
 #: threading layer (workqueue) ends the process when two threads are in parallel regions at once.
 _parallel = threading.Lock()
 
-#: Seconds that others have saved of late, CREDIT at most: as long as they helped, less as long as
-#: they came too late to. When none are left, one thread computes for ALONE times as long as the
-#: last such call took, ALONE_AT_MOST; then others are asked again. So to wait in vain costs a ninth.
+#: Seconds that others have saved of late, CREDIT at most: as long as calls took in which they
+#: helped, less those in which they came too late to. When none are left, one thread computes for
+#: ALONE times as long as the last such call took, ALONE_AT_MOST; then others are asked again.
 CREDIT, ALONE, ALONE_AT_MOST = 0.0625, 8, 0.25
 _saved = _alone_until = 0.0
 
@@ -154,15 +154,13 @@ class Kernel:
     ) -> None:
         """Do the items [0, n), which are `size` elements; `grain` items are a parallel segment."""
         global _saved, _alone_until
-        if (
-            size * self.work < PARALLEL_FROM
-            or (some := threads()) == 1
-            or _parallel.locked()
-            or perf_counter() < _alone_until
-        ):
+        if size * self.work < PARALLEL_FROM or (some := threads()) == 1 or _parallel.locked():
             self.serial[key](0, n, *args)
             return
-        spread, loop, segment = self.parallel[key]
+        spread, loop, segment = self.parallel[key]  # what is compiled depends on no clock
+        if perf_counter() < _alone_until:
+            self.serial[key](0, n, *args)
+            return
         with _parallel:
             start = perf_counter()
             alone = spread(loop, some, segment, n, grain or max(1, n * GRAIN // size), args)

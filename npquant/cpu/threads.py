@@ -49,7 +49,8 @@ def entry() -> int:
 def spread(loop: Any, threads: Any, segment: Any, items: Any, grain: Any, args: Any) -> Any:
     """Call ``segment(begin, end, *args)`` for each `grain` of the items, in so many threads.
 
-    Whether that was in vain: one thread did so much that the others' was not half of their share.
+    Return whether that was in vain: one call of the body, which ends when nothing is left to begin,
+    did so much that the others' was not half of their share; of two threads, above three quarters.
     """
     found: Any = _spread(loop, threads, segment, items, grain, args)  # type: ignore[call-arg]
     failed, alone = found

@@ -27,7 +27,7 @@ def quantize_per_token_dynamic(
 
     It gives what `choose_qparams_per_token_asymmetric` and then `quantize_per_token` give with
     codes in -128..127. If `symmetric`, it is `choose_qparams_per_token`, and codes in -127..127.
-    Floats on the CPU that lie one after another, in rows of up to 256 KiB, are read from memory
+    Contiguous, writeable floats on the CPU, in rows of 2 elements to 256 KiB, are read from memory
     once.
 
     Parameters
@@ -117,6 +117,9 @@ def _plan(
         choose, kernel = choose_qparams_per_token, "dynamic_per_token"
     else:
         choose, kernel = choose_qparams_per_token_asymmetric, "dynamic_per_token_asymmetric"
-    bounds, constants = how[0], checks.constants(*how[0], _INT8)
-    at_once = fast_dynamic(kernel, kind, shape, dtype, *how, results, kinds, constants, _INT8)
+    bounds, eps, _ = how
+    constants = checks.constants(*bounds, _INT8)
+    at_once = fast_dynamic(
+        kernel, kind, shape, dtype, bounds, eps, results, kinds, constants, _INT8
+    )
     return choose, bounds, at_once

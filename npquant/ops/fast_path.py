@@ -314,7 +314,6 @@ def fast_dynamic(
     dtype: DType,
     bounds: tuple[int, int],
     eps: float,
-    middle: int,
     results: tuple[int, ...],
     kinds: tuple[DType, DType],
     constants: tuple[Any, ...],
