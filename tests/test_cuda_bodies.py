@@ -13,11 +13,13 @@ from calls import CALLS, axis_name, results
 from npquant.cuda import loops, target, vectors
 from twins import Both, installed
 
-NOT_ELEMENTWISE = ("choose", "determine", "fused", "adaround_regularizer")
+NOT_ELEMENTWISE = (
+    "choose", "determine", "fused", "quantize_per_token_dynamic", "adaround_regularizer",
+)  # fmt: skip
 OPS = [
     name
     for name in CALLS
-    if not (name in NOT_ELEMENTWISE or name.startswith(NOT_ELEMENTWISE[:3]))
+    if not (name in NOT_ELEMENTWISE or name.startswith(NOT_ELEMENTWISE[:4]))
     and not ("learnable" in name and name.endswith("backward"))
 ]
 
