@@ -37,8 +37,8 @@ def busy_cores() -> Iterator[None]:
         subprocess.Popen([sys.executable, "-c", code.format(where)])
         for where in ({max(cores)}, cores)
     ]
-    sleep(TURN)
     try:
+        sleep(TURN)
         yield
     finally:
         for program in programs:
@@ -53,10 +53,10 @@ def main() -> None:
     arguments = parser.parse_args()
     x = np.random.default_rng(0).normal(size=arguments.size).astype(np.float32)
     most = numba.get_num_threads()
-    ways = {"1 thread": (1, target.ALONE), f"{most} threads": (most, target.ALONE),
-            f"{most} threads, always asked": (most, 0)}  # fmt: skip
     if most == 1:
         parser.error("there is one thread")
+    ways = {"1 thread": (1, target.ALONE), f"{most} threads": (most, target.ALONE),
+            f"{most} threads, always asked": (most, 0)}  # fmt: skip
     for threads in (1, most):  # what is compiled, and the pool
         numba.set_num_threads(threads)
         nq.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)

@@ -256,6 +256,7 @@ class Elementwise:
 
         if steps:
             strip, runs = in_steps(*steps), strips
+        # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
         self.rule = run = register_jitable(runs)
         repeat = register_jitable(periods)
 

@@ -549,7 +549,7 @@ def test_choose_qparams_per_token(dtype, name):
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dtype", [*cases.FLOATS, np.dtype(np.int16)], ids=str)
 def test_quantize_per_token_dynamic(dtype, symmetric):
-    """Rows so short that there are two steps, rows of one, and rows that are read twice."""
+    """Rows with and without a rest beyond whole vectors; of zeros, and of one sign."""
     choose = "choose_qparams_per_token" if symmetric else "choose_qparams_per_token_asymmetric"
     bounds = (-127, 127) if symmetric else (-128, 127)
 
