@@ -2,10 +2,13 @@
 
 import inspect
 import math
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 import npquant as nq
+from npquant.ops import fast_path
 
 #: The arguments that are data: arrays of one shape, read once.
 DATA = ("input", "w_int8", "grad", "mask", "min_val", "max_val", "V")
@@ -261,6 +264,23 @@ def results(name, kwargs):
     got = getattr(nq, name)(**kwargs)
     state = [kwargs[key] for key in STATE] if name.startswith("fused") else []
     return *(got if isinstance(got, tuple) else (got,)), *state
+
+
+@contextmanager
+def long_way():
+    """Read-only data take no short cut of arrays that are as they mostly are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_path, "plain", lambda x: False)
+        yield
+
+
+def results_the_long_way(name, kwargs):
+    """The same of data that become read-only."""
+    for key in DATA:
+        if key in kwargs:
+            kwargs[key].flags.writeable = False
+    with long_way():
+        return results(name, kwargs)
 
 
 def in_order(x, order):

@@ -1,12 +1,22 @@
 """Small arrays that are as they mostly are: one kernel, and the bits of those that are not."""
 
+from contextlib import nullcontext
 from math import prod
 
 import numpy as np
 import pytest
 
 import npquant as nq
-from calls import CALLS, DATA, STATE, arguments, in_order, results
+from calls import (
+    CALLS,
+    DATA,
+    STATE,
+    arguments,
+    in_order,
+    long_way,
+    results,
+    results_the_long_way,
+)
 from cases import assert_same
 from npquant import backend, dtypes
 from npquant.cpu.target import PARALLEL_FROM, Kernel
@@ -37,15 +47,20 @@ def usual(name, shape=(4, 8), axis=0):
     return kwargs
 
 
+@pytest.mark.parametrize("writeable", [True, False])
 @pytest.mark.parametrize("name", OPS)
-def test_one_kernel(name, monkeypatch):
+def test_one_kernel(name, writeable, monkeypatch):
     """What is usual comes to no backend: all was found when the plan was made."""
 
     def of(x):
         raise AssertionError("the op goes the long way")
 
     monkeypatch.setattr(backend, "of", of)
-    results(name, usual(name))
+    kwargs = usual(name)
+    for key, value in kwargs.items():
+        if isinstance(value, np.ndarray) and not (name.startswith("fused") and key in STATE):
+            value.flags.writeable = writeable
+    results(name, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +68,31 @@ def test_one_kernel(name, monkeypatch):
 )
 @pytest.mark.parametrize("name", OPS)
 def test_bits_of_the_long_way(name, shape):
-    """Read-only data go there."""
     if len(shape) > 2 and name.endswith("quantize_per_channel_group"):
         shape = shape[1:]  # which are matrices
     for axis in range(len(shape)):
         kwargs, same = (usual(name, shape, axis) for _ in range(2))
-        for key in DATA:
-            if key in kwargs:
-                kwargs[key].flags.writeable = False
-        assert_same(results(name, same), results(name, kwargs))
+        assert_same(results(name, same), results_the_long_way(name, kwargs))
+
+
+#: Rows in one block, in several, and in several threads; of an axis that is not the first, too.
+ROWS = [((4, 8), 0), ((1, 4, 8), 1), ((40, 20_000), 0), ((20, 3, 1000), 0), ((4, 1 << 16), 0)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("shape", "axis"), ROWS, ids=str)
+@pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])
+def test_fused_rows(name, shape, axis, threads, monkeypatch):
+    """One kernel sees their ranges and quantizes them; to the bits of one after the other."""
+    monkeypatch.setattr(fast_path, "threads", lambda: threads)
+    for options in ({}, {"symmetric_quant": True}, {"observer_on": 0}):
+        kwargs, same = (arguments(name, shape, axis) | options for _ in range(2))
+        for x in kwargs["input"], same["input"]:
+            x.reshape(shape[axis], -1)[-2:, -1] = np.nan, np.inf
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "of", None)
+            got = results(name, kwargs)
+        assert_same(got, results_the_long_way(name, same), options)
 
 
 #: Ops that a layout in memory does not change, but for runs of a row.
@@ -114,8 +145,8 @@ LARGE = [((70, 4096), 0), ((300, 28, 32), 1), ((4400, 65), 1)]
 @pytest.mark.parametrize(("shape", "axis"), LARGE, ids=str)
 def test_large_arrays(shape, axis, threads, monkeypatch):
     """They go the same short way, where there are several threads to these."""
-    long_way, of, to_several, run = [], backend.of, [], Kernel.__call__
-    monkeypatch.setattr(backend, "of", lambda x: long_way.append(x) or of(x))
+    asked, of, to_several, run = [], backend.of, [], Kernel.__call__
+    monkeypatch.setattr(backend, "of", lambda x: asked.append(x) or of(x))
     monkeypatch.setattr(fast_path, "threads", lambda: threads)
     monkeypatch.setattr(
         Kernel, "__call__", lambda self, *args: to_several.append(args[0]) or run(self, *args)
@@ -124,22 +155,19 @@ def test_large_arrays(shape, axis, threads, monkeypatch):
     for name in (*PER_CHANNEL, *OF_ONE_SCALE):
         kwargs, same = (usual(name, shape, axis) for _ in range(2))
         got = results(name, kwargs)
-        assert not long_way, name
+        assert not asked, name
         assert len(to_several) == threads - 1, name
-        for key in DATA:
-            if key in same:
-                same[key].flags.writeable = False
-        assert_same(got, results(name, same), name)
-        assert long_way, name
-        long_way.clear()
+        assert_same(got, results_the_long_way(name, same), name)
+        assert asked, name
+        asked.clear()
         to_several.clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_gradients(threads, monkeypatch):
     """Up to 64 Ki elements several threads are no faster than one."""
-    long_way, of = [], backend.of
-    monkeypatch.setattr(backend, "of", lambda x: long_way.append(x.size) or of(x))
+    asked, of = [], backend.of
+    monkeypatch.setattr(backend, "of", lambda x: asked.append(x.size) or of(x))
     monkeypatch.setattr(fast_path, "threads", lambda: threads)
     name = "fake_quantize_learnable_per_channel_affine_backward"
     most = PARALLEL_FROM // 4
@@ -147,12 +175,9 @@ def test_large_gradients(threads, monkeypatch):
     for shape, axis in zip(shapes, (0, 0, 1, 1), strict=True):
         kwargs, same = (usual(name, shape, axis) for _ in range(2))
         got = results(name, kwargs)
-        assert bool(long_way) == (threads > 1 and prod(shape) > most), shape
-        for key in DATA:
-            if key in same:
-                same[key].flags.writeable = False
-        assert_same(got, results(name, same), shape)
-        long_way.clear()
+        assert bool(asked) == (threads > 1 and prod(shape) > most), shape
+        assert_same(got, results_the_long_way(name, same), shape)
+        asked.clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -184,12 +209,18 @@ def test_state_without_axes(name):
         assert_same(tuple(a.reshape(b.shape) for a, b in zip(got, wanted, strict=True)), wanted)
 
 
-@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("way", [nullcontext, long_way])
 @pytest.mark.parametrize("shape", [(3, 4), (300, 3), (20, 32), (20, 48)], ids=str)
-def test_qparams_that_become_wrong(shape, writeable):
+def test_qparams_that_become_wrong(shape, way):
     """Both ways look at every value in every call, also of channels side by side."""
     x = np.ones(shape, np.float32)
-    x.flags.writeable = writeable
+    x.flags.writeable = False
+    with way():
+        all_are_looked_at(x)
+
+
+def all_are_looked_at(x):
+    shape = x.shape
     for axis in range(2):
         n = shape[axis]
         scale, zero_point, out = np.ones(n, np.float32), np.zeros(n, np.int32), np.zeros_like(x)
@@ -297,13 +328,14 @@ ONE_SCALE = [
 def test_one_number_of_any_form(op, dtype, zero_point):
     """A number of Python, a scalar, an array of one element: the bits, or the words, are the same.
 
-    Those are the bits of read-only data, which go the long way.
+    Those are the bits of the long way.
     """
     x = np.linspace(-40, 40, 64).astype(dtypes.canonical(dtype, "dtype"))
     fixed = x.copy()
     fixed.flags.writeable = False
     for scale in NUMBERS:
-        wanted = outcome(ONE_SCALE[op], fixed, scale, zero_point)
+        with long_way():
+            wanted = outcome(ONE_SCALE[op], fixed, scale, zero_point)
         for form in FORMS if zero_point < 2**63 else FORMS[:1]:  # what an int64 holds
             got = outcome(ONE_SCALE[op], x, form(scale), form(zero_point))
             if isinstance(wanted, str):
@@ -337,7 +369,7 @@ def test_out_over_the_one_scale(order):
 
 
 def test_one_number_of_no_form():
-    """What holds no number, or several, is refused as it is where data are read-only."""
+    """What holds no number, or several, is refused as it is the long way."""
     x = np.ones(4, np.float32)
     for wrong in (True, np.True_, "1", None, np.array([True]), np.array([1], object), 1j):
         with pytest.raises(TypeError, match="scale must"):

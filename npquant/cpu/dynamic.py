@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.extremes import extremes_of, run_of_bits
+from npquant.cpu.extremes import range_of_run
 from npquant.cpu.loops import NUMBER_TYPES, Guessed, guessable
 from npquant.cpu.quantize import per_token
 from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type, usual
 from npquant.formulas.qparams import token_asymmetric_qparams, token_qparams
-from npquant.primitives import bits, item, key, like
+from npquant.primitives import item, like
 
 #: Elements of a row at least: rows of one have a faster way. Bytes of a row at most, or no cache of
 #: a core holds it, and threads may have none. (Measured.)
@@ -48,10 +48,7 @@ class Dynamic:
                 for first in range(begin, end, some):
                     stop = min(first + some, end)
                     for c in range(first, stop):
-                        v = x[c * inner]
-                        a, b = run_of_bits(x, c * inner, inner, key(v), key(v))
-                        kind = type(bits(v))  # keys are made wider on the way
-                        low[c - first], high[c - first] = extremes_of(kind(a), kind(b), v)
+                        low[c - first], high[c - first] = range_of_run(x, c * inner, inner)
                     for c in range(first, stop):
                         k = c - first
                         chosen = formula(low[k], high[k], bottom, top, eps, 0, s)

@@ -223,6 +223,15 @@ def extremes_of(low: Any, high: Any, kind: Any) -> Any:
     return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
 
 
+@register_jitable
+def range_of_run(x: Any, begin: Any, n: Any) -> Any:
+    """The least and the greatest of `n` elements from `begin` on."""
+    v = x[begin]
+    a, b = run_of_bits(x, begin, n, key(v), key(v))
+    kind = type(bits(v))  # keys are made wider on the way
+    return extremes_of(kind(a), kind(b), v)
+
+
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
     """The keys of the tiles of a channel -> its two values."""
     for c in range(begin, end):

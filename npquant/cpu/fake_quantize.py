@@ -15,11 +15,12 @@ fake_quantize_per_tensor = Elementwise(
     f.fake_quantize_per_tensor,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_tensor_wide),
 ).run
-fake_quantize_per_channel = Elementwise(
+per_channel = Elementwise(
     f.affine,
     f.fake_quantize_per_channel,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_channel_wide),
-).run
+)
+fake_quantize_per_channel = per_channel.run
 fake_quantize_float_zero_point = Elementwise(f.affine_wide, f.fake_quantize_float_zero_point).run
 fake_quantize_half_zero_point = Elementwise(f.affine_wide, f.fake_quantize_half_zero_point).run
 fake_quantize_decomposed = Elementwise(f.affine, f.fake_quantize_decomposed).run

@@ -1,4 +1,8 @@
-"""A step of training with one scale: see a range, choose qparams, and fake quantize with them."""
+"""A step of training: see a range, choose qparams, and fake quantize with them.
+
+Of a small array with one scale it is one kernel, and of one whose rows have a scale each: some rows
+are looked at, and fake quantized while a cache still holds them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.fake_quantize import fake_quantize_per_tensor
+from npquant.cpu.extremes import range_of_run
+from npquant.cpu.fake_quantize import fake_quantize_per_tensor, per_channel
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.memory import address
 from npquant.cpu.qparams import (
@@ -21,8 +26,8 @@ from npquant.cpu.qparams import (
     observe_fbgemm_symmetric,
     range_of,
 )
-from npquant.cpu.target import Types, array_type, called, compiled
-from npquant.dtypes import EXACT32, affine_precision, float32
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type, called, compiled
+from npquant.dtypes import EXACT32, affine_precision, float32, int32
 from npquant.formulas import fake_quantize as f
 from npquant.formulas.qparams import fbgemm_qparams, fbgemm_symmetric_qparams, moving_average
 from npquant.layout import PER_TENSOR, Granularity
@@ -30,7 +35,7 @@ from npquant.primitives import item, like, store
 
 Array = np.ndarray[Any, Any]
 
-#: What became of a small array.
+#: What became of an array.
 DONE, REST, OVERLAP = 0, 1, 2
 
 
@@ -41,8 +46,17 @@ def overlap(a: Any, b: Any) -> Any:
     return (i < j + b.nbytes) & (j < i + a.nbytes)
 
 
+@called
+def overlapping(x: Any, low: Any, high: Any, scale: Any, zero_point: Any) -> Any:
+    """Whether any of the arrays that are updated shares memory with another one, or with `x`."""
+    found = overlap(low, high) | overlap(low, scale) | overlap(high, scale) | overlap(zero_point, x)
+    for a in (low, high, scale):
+        found |= overlap(a, zero_point) | overlap(a, x)
+    return found
+
+
 class Fused:
-    """x -> its running range and qparams, in place, and x fake quantized: small arrays at once."""
+    """x -> its running range and qparams, in place, and x fake quantized."""
 
     def __init__(self, formula: Callable[..., Any], observe: Observe, choose: Choose) -> None:
         def whole(
@@ -52,12 +66,8 @@ class Fused:
             """DONE; REST if `y` is not written, as the zero point is too large for float32; or
             OVERLAP, and nothing is written.
             """
-            ends = overlap(low, high) or overlap(low, scale) or overlap(high, scale)
-            if ends or overlap(zero_point, x):
+            if overlapping(x, low, high, scale, zero_point):
                 return OVERLAP
-            for a in (low, high, scale):
-                if overlap(a, zero_point) or overlap(a, x):
-                    return OVERLAP
             if observing:
                 least, greatest = range_of(x, 0, 1, x.size)
                 low[0] = moving_average(low[0], like(least, low[0]), constant)
@@ -75,7 +85,31 @@ class Fused:
                 store(mask, k, inside)
             return DONE
 
+        choose_rows, quantize_rows = choose.segment, per_channel.rule
+
+        def rows(
+            begin: Any, end: Any, channels: Any, inner: Any, x: Any, observing: Any, constant: Any,
+            low: Any, high: Any, lo: Any, hi: Any, eps: Any, scale: Any, zero_point: Any,
+            least_code: Any, greatest_code: Any, y: Any, mask: Any,
+        ) -> Any:  # fmt: skip
+            """Items (row): DONE; or OVERLAP, and nothing is written."""
+            if overlapping(x, low, high, scale, zero_point):
+                return OVERLAP
+            some = max(1, GRAIN // inner)
+            for first in range(begin, end, some):
+                stop = min(first + some, end)
+                for c in range(first, stop if observing else first):
+                    least, greatest = range_of_run(x, c * inner, inner)
+                    low[c] = moving_average(low[c], like(least, low[c]), constant)
+                    high[c] = moving_average(high[c], like(greatest, high[c]), constant)
+                choose_rows(first, stop, low, high, lo, hi, eps, 0, scale, zero_point)
+                quantize_rows(first * inner, stop * inner, 0, 0.0, 0.0, 0, channels, inner, x,
+                              scale, zero_point, least_code, greatest_code, 0, y,
+                              mask)  # fmt: skip
+            return DONE
+
         self.whole = compiled(whole, lambda key: _signature(*key))
+        self.rows = Kernel(rows, f"{formula.__name__}_fused_rows", _rows_signature)
         self._observe, self._choose = observe, choose
 
     def __call__(
@@ -119,6 +153,10 @@ def _signature(x: Any, zero_point: Any, code: str, unmasked: bool) -> Types:
         array_type(x), types.boolean, types.float32, bound, bound, integer, integer, types.float32,
         bound, array_type(zero_point), number, number, array_type(x), mask,
     )  # fmt: skip
+
+
+def _rows_signature(x: Any, code: str, unmasked: bool) -> Types:
+    return types.intp, types.intp, *_signature(x, int32, code, unmasked)
 
 
 fused_fbgemm = Fused(fbgemm_qparams, observe_fbgemm, choose_fbgemm)

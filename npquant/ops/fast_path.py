@@ -21,6 +21,7 @@ from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.strided import PIECE
 from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
+from npquant.cpu.walk import plain
 from npquant.dtypes import DType
 from npquant.layout import Granularity, memory_order
 
@@ -74,14 +75,14 @@ class _Entries(dict[Any, Any]):
         return found
 
 
-def _plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
+def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
     """Whether a kernel can take qparams in arrays as they are."""
     return (
         type(scale) is type(zero_point) is _Array
         and (given := scale.shape) in shapes
         and zero_point.shape == given
-        and scale.flags.carray
-        and zero_point.flags.carray
+        and (scale.flags.carray or plain(scale))
+        and (zero_point.flags.carray or plain(zero_point))
     )
 
 
@@ -166,7 +167,11 @@ def fast_path(
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
-        if not (all(map(_is_carray, x)) if several else x.flags.carray):
+        if several:
+            as_it_is = all(map(_is_carray, x)) or all(map(plain, x))
+        else:
+            as_it_is = x.flags.carray or plain(x)
+        if not as_it_is:
             return None if flat or out is not None else as_they_lie(x, scale, zero_point)
         qparams = scale, zero_point
         if not shapes:
@@ -179,7 +184,7 @@ def fast_path(
             if inverse and scale:
                 scale = 1.0 / scale
             given: Any = _NUMBERS
-        elif _plain(scale, zero_point, shapes):
+        elif _both_plain(scale, zero_point, shapes):
             given = scale.dtype, zero_point.dtype
         else:
             return None
@@ -248,10 +253,10 @@ def fast_backward(
             and grad.shape == shape
             and (given := scale.shape) in shapes
             and zero_point.shape == given
-            and grad.flags.carray
-            and x.flags.carray
-            and scale.flags.carray
-            and zero_point.flags.carray
+            and (grad.flags.carray or plain(grad))
+            and (x.flags.carray or plain(x))
+            and (scale.flags.carray or plain(scale))
+            and (zero_point.flags.carray or plain(zero_point))
         ):
             return None
         if entry is None:
@@ -297,7 +302,7 @@ def fast_choice(
     (lo, hi), (scales, zero_points) = bounds, kinds
 
     def call(x: Array) -> tuple[Array, Array] | None:
-        if not x.flags.carray:
+        if not (x.flags.carray or plain(x)):
             return None
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         s, z = scale.ravel(), zero_point.ravel()
@@ -337,7 +342,7 @@ def fast_dynamic(
     within = float(-checks.MOST), float(checks.MOST)
 
     def call(x: Array) -> tuple[Array, Array, Array] | None:
-        if not x.flags.carray:
+        if not (x.flags.carray or plain(x)):
             return None
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
@@ -366,7 +371,7 @@ def fast_choice_of_range(
     results = shape or (1,)
 
     def call(least: Array, greatest: Array) -> tuple[Array, Array] | None:
-        if not (least.flags.carray and greatest.flags.carray):
+        if not (plain(least) and plain(greatest)):
             return None
         found = s, z = np.empty(results, scales), np.empty(results, zero_points)
         if not shape:
@@ -374,6 +379,23 @@ def fast_choice_of_range(
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
 
     return call
+
+
+def usual_state(low: Any, high: Any, scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
+    """Whether what a step of training updates is as it mostly is, with nothing to refuse.
+
+    But for what shares memory, and the dtype of zero points.
+    """
+    return (
+        type(low) is type(high) is type(scale) is type(zero_point) is _Array
+        and low.dtype is high.dtype is scale.dtype is _float32
+        and low.shape in shapes
+        and low.shape == high.shape == scale.shape == zero_point.shape
+        and low.flags.carray
+        and high.flags.carray
+        and scale.flags.carray
+        and zero_point.flags.carray
+    )
 
 
 def fast_step(
@@ -391,17 +413,7 @@ def fast_step(
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
-        if not (
-            type(low) is type(high) is type(scale) is type(zero_point) is _Array
-            and low.dtype is high.dtype is scale.dtype is _float32
-            and low.shape in shapes
-            and low.shape == high.shape == scale.shape == zero_point.shape
-            and x.flags.carray
-            and low.flags.carray
-            and high.flags.carray
-            and scale.flags.carray
-            and zero_point.flags.carray
-        ):
+        if not (usual_state(low, high, scale, zero_point, shapes) and plain(x)):
             return None
         entry = entries[zero_point.dtype]
         if entry is None:
@@ -417,6 +429,48 @@ def fast_step(
             return None
         if found == REST:
             fused.quantize(x, bounds, s, z, precision, y, mask)
+        return y, mask
+
+    return call
+
+
+def fast_rows(
+    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, granularity: Granularity,
+    shapes: checks.Shapes, constant: float, bounds: tuple[int, int], eps: float, code: str,
+    masked: bool,
+) -> FastPath:  # fmt: skip
+    """The same with a scale for each row of contiguous data, in one pass over them."""
+    n, (channels, inner, _) = prod(shape), granularity
+    if (
+        kind is not np.ndarray
+        or not 0 < n == channels * inner
+        or code == "wide"
+        or not dynamic.SHORTEST <= inner <= dynamic.LONGEST // dtype.itemsize
+    ):
+        return no_fast_path
+    run, key, (lo, hi) = getattr(cpu, kernel).rows, (dtype, code, not masked), bounds
+    large, flat, grain = n * run.work >= PARALLEL_FROM, len(shape) == 1, max(1, GRAIN // inner)
+
+    def call(
+        x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
+    ) -> tuple[Array, Any] | None:
+        if not (
+            usual_state(low, high, scale, zero_point, shapes)
+            and zero_point.dtype is _INT32
+            and plain(x)
+        ):
+            return None
+        y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
+        u, v, w = x, y, mask
+        if not flat:
+            u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
+        args = (channels, inner, u, observing, constant, low, high, lo, hi, eps, scale, zero_point,
+                lo, hi, v, w)  # fmt: skip
+        some = large and threads() > 1
+        if run.serial[key](0, 0 if some else channels, *args) == OVERLAP:
+            return None
+        if some:
+            run(channels, n, args, key, grain)
         return y, mask
 
     return call

@@ -11,7 +11,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import FastPath, fast_step, no_fast_path
+from npquant.ops.fast_path import FastPath, fast_rows, fast_step, usual_state
 
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
@@ -271,15 +271,18 @@ def _plan(
     bounds = _int32_bounds(quant_min, quant_max, kind)
     names = checks.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
+    kernel = "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm"
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
-        rows = layout.per_channel(shape, a), ((shape[a],),)
-        return *rows, True, c, bounds, names, symmetric, no_fast_path
+        rows, lengths = layout.per_channel(shape, a), ((shape[a],),)
+        at_once = fast_rows(
+            kernel, kind, shape, dtype, rows, lengths, c, bounds, SMALL_SCALE, names[2], masked
+        )
+        return rows, lengths, True, c, bounds, names, symmetric, at_once
     whole, shapes = layout.whole(prod(shape)), ((1,), ())
     at_once = fast_step(
-        "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm", kind, shape, dtype, shapes, c,
-        bounds, SMALL_SCALE, names, _ZERO_POINTS, masked,
-    )  # fmt: skip
+        kernel, kind, shape, dtype, shapes, c, bounds, SMALL_SCALE, names, _ZERO_POINTS, masked
+    )
     return whole, shapes, False, c, bounds, names, symmetric, at_once
 
 
@@ -301,7 +304,8 @@ def _fused(
             return done
     kinds = _INT32 if per_row else _ZERO_POINTS
     given = state = running_min, running_max, scale, zero_point
-    if not _usual(*state, shapes[0], kinds, x):
+    usual = type(x) is np.ndarray and usual_state(*state, shapes[:1])
+    if not (usual and zero_point.dtype in kinds):
         given = (
             _state(running_min, "running_min", shapes, x, _FLOAT),
             _state(running_max, "running_max", shapes, x, _FLOAT),
@@ -352,22 +356,6 @@ def _int32_bounds(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]
     if lo == hi or lo < _BOUNDS[0] or hi > _BOUNDS[1]:
         raise ValueError(f"quant_min < quant_max is required, both int32, got {lo} and {hi}")
     return lo, hi
-
-
-def _usual(
-    low: Any, high: Any, s: Any, z: Any, shape: tuple[int, ...], kinds: tuple[Any, ...], x: Array
-) -> bool:
-    """Whether the state is as it mostly is: flat arrays, with nothing to refuse."""
-    return (
-        type(x) is type(low) is type(high) is type(s) is type(z) is np.ndarray
-        and low.dtype is high.dtype is s.dtype is dtypes.float32
-        and z.dtype in kinds
-        and shape == low.shape == high.shape == s.shape == z.shape
-        and low.flags.carray
-        and high.flags.carray
-        and s.flags.carray
-        and z.flags.carray
-    )
 
 
 def _state(

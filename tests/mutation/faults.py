@@ -42,6 +42,7 @@ ANYWHERE = tests("ops", "sums_wherever_a_result_begins")
 NOT_FLAT = tests("ops", "sums_of_what_is_not_flat")
 QPARAMS, DETERMINE = tests("ops", "choose_qparams"), tests("ops", "determine_qparams")
 FUSED = tests("ops", "fused")
+FUSED_ROWS = tests("fast_path", "fused_rows")
 HARD = tests("adaround", "ties_go_up", "hard_and_codes")
 SOFT = tests("adaround", "what_is_cut_off", "soft_backward")
 TIE = tests("ops", "no_guess_is_sure_of_what_is_next_to_a_tie")
@@ -334,7 +335,7 @@ FAULTS = (
     Fault("ops/fused.py",
           "run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm\n",
           "run = lib.observe_fbgemm\n",
-          "rows of a symmetric scheme that are not", FUSED),
+          "rows of a symmetric scheme that are not", FUSED_ROWS),
     Fault("formulas/histogram.py",
           "return np.float32(quantile * total)",
           "return np.float32(quantile) * np.float32(total)",
@@ -500,6 +501,23 @@ FAULTS = (
           "bounds, eps = (-128, 127), how[1]",
           "symmetric codes one below the bound",
           tests("ops", "symmetric_codes_per_token_have_no_least_one")),
+    Fault("cpu/fused.py",
+          "least, greatest = range_of_run(x, c * inner, inner)",
+          "least, greatest = range_of_run(x, first * inner, inner)",
+          "the range of another row, of some that are done together", FUSED_ROWS),
+    Fault("cpu/fused.py",
+          "range(first, stop if observing else first)",
+          "range(first, stop)",
+          "rows that are observed though that is switched off", FUSED_ROWS),
+    Fault("ops/fast_path.py",
+          "(0, 0 if some else channels, *args) == OVERLAP",
+          "(0, 0 if some else channels, *args) > OVERLAP",
+          "rows of data that lie where their state does",
+          tests("errors", "state_that_shares_memory")),
+    Fault("ops/fast_path.py",
+          "or not 0 < n == channels * inner",
+          "or not 0 < n",
+          "channels of the last axis taken for rows", tests("layouts", "layout_of_the_data")),
     Fault("ops/fast_path.py",
           "(done, rows, rows, *within, *args)",
           "(done, rows, rows - done, *within, *args)",
@@ -658,8 +676,8 @@ FAULTS = (
           "an e5m2 array that NumPy cannot stride",
           tests("layouts", "codes_that_numpy_does_not_know")),
     Fault("cpu/fused.py",
-          "if overlap(a, zero_point) or overlap(a, x):",
-          "if overlap(a, zero_point):",
+          "found |= overlap(a, zero_point) | overlap(a, x)",
+          "found |= overlap(a, zero_point)",
           "data that are overwritten as they are the state too",
           tests("errors", "state_that_shares_memory")),
     Fault("checks/arrays.py",
