@@ -571,8 +571,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         calibration, held_out = tokenized(directory, args.sentences, args.seed)
         for name in names:
             columns = encoder.tensors[f"{name}.weight"].shape[1]
-            if args.group_size is not None and (args.group_size < 1 or columns % args.group_size):
-                raise ValueError(f"--group-size must divide {columns}, got {args.group_size}")
+            if args.group_size is not None and (args.group_size < 2 or columns % args.group_size):
+                raise ValueError(
+                    f"--group-size must be at least 2 and divide {columns}, got {args.group_size}"
+                )
         if args.plot:
             from npquant.demo.plot import file_format
 

@@ -44,7 +44,7 @@ def gptq(
     Parameters
     ----------
     weight : ndarray of shape (rows, columns)
-        Weight of ``inputs @ weight.T``; float32 or float64, finite.
+        Weight of ``inputs @ weight.T``; float32 or float64, finite in float32.
     gram : ndarray of shape (columns, columns)
         Gram matrix of the inputs, symmetric; its size makes no difference. Float32 or float64,
         finite.
@@ -119,17 +119,19 @@ def gptq(
     h = checks.host_array(gram, "gram", SINGLE_AND_DOUBLE).astype(np.float64)
     if h.shape != (columns, columns):
         raise ValueError(f"gram must have the shape {(columns, columns)}, got {h.shape}")
-    lo, hi = checks.bounds(quant_min, quant_max)
+    lo, hi = checks.bounds(quant_min, quant_max, np.ndarray)
     checks.adaround_precision(lo, hi, float32)
     scales, zeros = _of_columns(w, scale, zero_point, lo, hi, axis, group_size)
     width = checks.shaping(block, "block")
     if width < 1:
         raise ValueError(f"block must be at least 1, got {show(width)}")
-    damp = checks.at_least(damping, "damping", 0.0)
+    damp = checks.at_least(damping, "damping", 0.0, np.ndarray)
     by_activation = checks.option(order, "order", ORDERS) == "activation"
     for name, a in (("weight", w), ("gram", h)):
         if not np.isfinite(a).all():
             raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
+    if (peak := np.abs(w).max(initial=0)) > np.finfo(np.float32).max:
+        raise ValueError(f"weight must be finite in float32, as its scales are, got {peak}")
     if w.size == 0:
         return w.copy(), np.empty(w.shape, np.int32)
     reach = np.abs(h).max()
@@ -144,23 +146,23 @@ def gptq(
     h[dead, dead] = mean or 1.0
     left[:, dead] = 0
     chosen = np.argsort(-np.diag(h), kind="stable") if by_activation else np.arange(columns)
-    left, scales, zeros = (a[:, chosen] for a in (left, scales, zeros))
+    left = left[:, chosen]
     upper = _upper_of_inverse(h[np.ix_(chosen, chosen)], mean, damp)
 
-    codes = np.empty((rows, columns), np.int32)
-    values = np.empty((rows, columns))
+    values, codes = np.empty_like(w), np.empty_like(w, np.int32)
     for start in range(0, columns, width):
         stop = min(columns, start + width)
         errors = np.empty((rows, stop - start))
         for j in range(start, stop):
-            q = np.clip(np.rint(left[:, j] / scales[:, j]) + zeros[:, j], lo, hi)
-            codes[:, j], values[:, j] = q, (q - zeros[:, j]) * scales[:, j]
-            error = (left[:, j] - values[:, j]) / upper[j, j]
+            k = chosen[j]
+            q = np.clip(np.rint(left[:, j] / scales[:, k]) + zeros[:, k], lo, hi)
+            value = (q - zeros[:, k]) * scales[:, k]
+            codes[:, k], values[:, k] = q, value
+            error = (left[:, j] - value) / upper[j, j]
             left[:, j + 1 : stop] -= np.outer(error, upper[j, j + 1 : stop])
             errors[:, j - start] = error
         left[:, stop:] -= errors @ upper[start:stop, stop:]
-    back = np.argsort(chosen)
-    return values[:, back].astype(w.dtype), codes[:, back]
+    return values, codes
 
 
 def _upper_of_inverse(h: Array, mean: float, damping: float) -> Array:
@@ -187,10 +189,11 @@ def _of_columns(
         return tuple(np.repeat(p.reshape(shapes[0]), granularity.inner, axis=1) for p in pair)  # type: ignore[return-value]
     if axis is None:
         s, z = (
-            checks.scale_float32(scale),
-            checks.zero_point_inside(zero_point, lo, hi),
+            checks.scale_float32(scale, kind=np.ndarray),
+            checks.zero_point_inside(zero_point, lo, hi, kind=np.ndarray),
         )
-        return np.full(w.shape, np.float64(np.float32(s))), np.full(w.shape, np.float64(z))
+        one = np.float64(np.float32(s)), np.float64(z)
+        return tuple(np.broadcast_to(p, w.shape) for p in one)  # type: ignore[return-value]
     a = checks.axis_of(axis, w, data="weight")
     granularity = layout.per_channel(w.shape, a)
     pair = _qparams(w, scale, zero_point, ((granularity.channels,),), lo, hi)

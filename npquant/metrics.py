@@ -34,7 +34,8 @@ def sqnr(reference: Array, actual: Array) -> float:
     Returns
     -------
     float
-        Decibels: infinite where both are equal, NaN where both are 0 or one has a NaN.
+        Decibels: infinite where both are equal, NaN where both are 0, one has a NaN, or the
+        reference an infinity.
 
     Raises
     ------
@@ -103,7 +104,7 @@ def cosine(reference: Array, actual: Array) -> float:
     Returns
     -------
     float
-        Between -1 and 1; NaN where one is 0 throughout or has a NaN.
+        Between -1 and 1; NaN where one is 0 throughout, or has a NaN or an infinity.
 
     Raises
     ------

@@ -463,6 +463,8 @@ def test_loss():
         assert got.strides == lay(np.ones((3, 4), F32)).strides
     alone = loss.reconstruction_backward(output[0, 0:1].reshape(()), target[0, 0:1].reshape(()))
     assert_same(alone, np.array(-4, F32))
+    far = np.array([3e38], F32)  # and NumPy says nothing of it
+    assert_same(loss.reconstruction_backward(far, -far), np.array([np.inf], F32))
 
 
 @pytest.mark.parametrize(

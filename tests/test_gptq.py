@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cases import assert_same
+from npquant import ArraySpec
 from npquant.gptq import gptq
 
 F32, F64 = np.float32, np.float64
@@ -131,6 +132,24 @@ def test_dtypes_and_no_elements():
     assert values.shape == codes.shape == (0, 40)
 
 
+@pytest.mark.parametrize("order", ["natural", "activation"])
+@pytest.mark.parametrize("memory", ["C", "F"])
+def test_results_lie_as_the_weight_does(memory, order):
+    weight, gram = problem()
+    kwargs = {"axis": None, "order": order}
+    wanted = gptq(weight, gram, 0.5, 0, *BITS, **kwargs)
+    got = gptq(np.asarray(weight, order=memory), gram, 0.5, 0, *BITS, **kwargs)
+    assert_same(got, wanted)
+    assert all(a.flags[f"{memory}_CONTIGUOUS"] for a in got)
+
+
+@pytest.mark.parametrize("name", ["scale", "zero_point"])
+def test_one_number_has_a_value(name):
+    numbers = {"scale": 0.5, "zero_point": 0, name: ArraySpec((1,), F32)}
+    with pytest.raises(TypeError, match=f"{name} must not be an ArraySpec"):
+        gptq(WEIGHT, GRAM, quant_min=-4, quant_max=3, axis=None, **numbers)
+
+
 def test_inputs_that_were_never_there():
     weight, gram = problem()
     values, codes = gptq(weight, 0 * gram, 0.5, 2, *BITS, axis=None)
@@ -155,6 +174,7 @@ WEIGHT, GRAM = problem(4, 8)
         ("weight", WEIGHT.astype(np.float16), TypeError),
         ("weight", WEIGHT[0], ValueError),
         ("weight", np.full((4, 8), np.nan), ValueError),
+        ("weight", np.full((4, 8), 3.5e38), ValueError),
         ("gram", None, TypeError),
         ("gram", GRAM[:4], ValueError),
         ("gram", GRAM.astype(complex), TypeError),
@@ -177,6 +197,10 @@ WEIGHT, GRAM = problem(4, 8)
         ("damping", "1", TypeError),
         ("order", "random", ValueError),
         ("order", None, TypeError),
+        ("scale", ArraySpec((4,), F32), TypeError),
+        ("zero_point", ArraySpec((4,), np.int32), TypeError),
+        ("quant_min", ArraySpec((), np.int32), TypeError),
+        ("damping", ArraySpec((), F32), TypeError),
     ],
 )
 def test_wrong_arguments(name, value, error):

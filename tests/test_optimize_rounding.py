@@ -190,8 +190,8 @@ def test_groups_of_a_convolution_learn_for_themselves():
         alone = _Rows(Conv2d(k[own]), x[:, 2 * g : 2 * g + 2], x[:, 2 * g : 2 * g + 2])
         soft = values(nearest(k, grid), grid, k)
         together = _Rows(Conv2d(k, groups=2), x, x)
-        of_all = _Moments.of_rows(together, x)
-        of_part = _Moments.of_rows(alone, alone.x)
+        of_all = _Moments.of_rows(together, x, "layer")
+        of_part = _Moments.of_rows(alone, alone.x, "layer")
         share = (k.size / together.power / 2) / (k[own].size / alone.power)
         np.testing.assert_allclose(
             of_all.gradient(soft, None)[own], share * of_part.gradient(soft[own].copy(), None),
@@ -218,7 +218,7 @@ def test_batches_of_all_rows_and_the_gram_form_have_one_gradient(asymmetric):
     soft = w + np.float32(0.1) * normal(2, rows, columns)
     data = _Rows(Linear(w), x, f)
     by_rows = data.gradient(soft, slice(None))
-    by_gram = _Moments.of_rows(data, f).gradient(soft, None)
+    by_gram = _Moments.of_rows(data, f, "layer").gradient(soft, None)
     pairs = ((x, x), (x, f), (f, f))
     given = Gram(*(a.T.astype(np.float64) @ b.astype(np.float64) for a, b in pairs))
     by_matrices = _Moments.of_gram(w, given, "gram").gradient(soft, None)
@@ -235,7 +235,7 @@ def test_batches_of_all_rows_and_the_gram_form_have_one_gradient(asymmetric):
         assert np.all(np.abs(found - exact) <= share * bound)
     # and the bound is no wide one: a gradient that takes F for X is beyond it
     if asymmetric:
-        wrong = _Moments.of_rows(_Rows(Linear(w), x, x), x).gradient(soft, None)
+        wrong = _Moments.of_rows(_Rows(Linear(w), x, x), x, "layer").gradient(soft, None)
         assert np.abs(wrong - exact).max() > 10 * share * bound.max()
 
 
@@ -301,6 +301,18 @@ def test_outputs_whose_squares_leave_float32(activation):
         with pytest.raises(ValueError, match=r"layers\[0\] must give outputs whose mean square"):
             optimize_rounding(layer, per_channel(w), x * np.float32(size), **QUICK)
     optimize_rounding(layer, per_channel(w), x * 0, **QUICK)  # but of zeros there is nothing to say
+
+
+@pytest.mark.parametrize("size", [1e25, 1e-25])
+def test_inputs_whose_squares_leave_float32(size):
+    """Where they do, and outputs do not, neither is a slope of 0 or of infinity learned from."""
+    x, w, s = correlated(0, 100, 8), normal(1, 8, 8), np.float32(size)
+    grid = Grid(float(0.5 / s), 0, -8, 7)
+    with pytest.raises(ValueError, match=r"the inputs of layers\[0\] must have squares"):
+        optimize_rounding(Linear(w / s), grid, x * s, **QUICK)
+    gram = (x.astype(np.float64).T @ x) * size**2
+    with pytest.raises(ValueError, match=r"^inputs must have squares"):
+        optimize_rounding(Linear(w / s), grid, Gram(gram), **QUICK)
 
 
 class Nothing:
@@ -580,6 +592,18 @@ ERRORS = {
     "a function that drops rows": (
         {"layers": [lambda v: v[:1], Linear(W)]}, ValueError,
         "layers[0] must give as many rows as it takes, 20, got 1"),
+    "a function that gives a sum": (
+        {"layers": [lambda v: np.array(v.sum()), Linear(W)]}, ValueError,
+        "layers[0] must give as many rows as it takes, 20, got no axis"),
+    "a function that gives nothing": (
+        {"layers": [lambda v: None, Linear(W)]}, TypeError,
+        "what layers[0] gives must be a NumPy array, got None"),
+    "a function that gives float64": (
+        {"layers": [lambda v: v.astype(float), Linear(W)]}, TypeError,
+        "what layers[0] gives must have the dtype float32, got float64"),
+    "an activation without a hash": (
+        {"layers": Linear(W, activation=(1, [2]))}, TypeError,
+        "layers[0].activation must be a step of npquant.autograd"),
     "grids too many": ({"grids": [GRID, GRID]}, ValueError, "grids must be 1, one for each layer"),
     "grids no sequence": ({"grids": 3}, TypeError, "grids must be a Grid or a sequence, got 3"),
     "a grid that is none": ({"grids": [3]}, TypeError, "grids[0] must be a Grid, got 3"),
@@ -640,7 +664,11 @@ ERRORS = {
     "steps by far": ({"steps": 10**400}, ValueError, "steps must lie within 1.."),
     "steps half": ({"steps": 1.5}, TypeError, "steps must be an integer, got 1.5"),
     "lr": ({"lr": -1}, ValueError, "lr must be at least 0.0, got -1.0"),
+    "lr beyond": ({"lr": 1e39}, ValueError, "lr must be finite in float32, got 1e+39"),
+    "lr unknown": ({"lr": nq.ArraySpec((), F32)}, TypeError, "lr must not be an ArraySpec"),
     "reg_param": ({"reg_param": np.nan}, ValueError, "reg_param must be finite"),
+    "reg_param beyond": ({"reg_param": 1e39}, ValueError, "reg_param must be finite in float32"),
+    "beta_range beyond": ({"beta_range": (1e39, 2)}, ValueError, "beta_range[0] must be finite in"),
     "warm_start": ({"warm_start": 1.0}, ValueError, "warm_start must be less than 1"),
     "beta_range": ({"beta_range": (20, 0.5)}, ValueError, "beta_range[1] must be at least 1.0"),
     "stop_undecided": ({"stop_undecided": -1}, ValueError, "stop_undecided must be at least 0.0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -231,7 +231,10 @@ def checked_layer(value: Layer, name: str) -> Layer:
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"{name}.bias must have the shape {weight.shape[:1]}, got {bias.shape}")
     step = value.activation
-    known = isinstance(step, Hashable) and step in RULES
+    try:
+        known = step in RULES
+    except TypeError:  # it has no hash
+        known = False
     if not (step is None or known or callable(getattr(step, "forward", None))):
         raise TypeError(
             f"{name}.activation must be a step of npquant.autograd, an object with a method "
@@ -274,13 +277,22 @@ def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Ar
     )
 
 
-def outputs(layer: Any, x: Array, weight: Array | None = None) -> Array:
+def outputs(layer: Layer, x: Array, weight: Array | None = None) -> Array:
     """The outputs of a layer, some rows at a time."""
-    parts = [
-        ag.call(layer, x[i : i + CHUNK], weight) if isinstance(layer, Layer) else
-        layer(x[i : i + CHUNK])
-        for i in range(0, len(x), CHUNK)
-    ]  # fmt: skip
+    parts = [ag.call(layer, x[i : i + CHUNK], weight) for i in range(0, len(x), CHUNK)]
+    return np.concatenate(parts)
+
+
+def results(function: Callable[[Array], Any], x: Array, name: str) -> Array:
+    """The same of a function among the layers."""
+    parts = []
+    for i in range(0, len(x), CHUNK):
+        rows = x[i : i + CHUNK]
+        y = checks.host_array(function(rows), f"what {name} gives", (float32,))
+        if y.shape[:1] != (len(rows),):
+            got = len(y) if y.ndim else "no axis"
+            raise ValueError(f"{name} must give as many rows as it takes, {len(rows)}, got {got}")
+        parts.append(y)
     return np.concatenate(parts)
 
 

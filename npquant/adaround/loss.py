@@ -81,15 +81,15 @@ class AdaroundLoss:
         reg_param: float = 0.001,
     ) -> None:
         self.max_iter = checks.within(max_iter, "max_iter", 1, MOST_STEPS)
-        self.warm_start = checks.at_least(warm_start, "warm_start", 0.0)
+        self.warm_start = checks.at_least(warm_start, "warm_start", 0.0, np.ndarray)
         if self.warm_start >= 1:
             raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
         if not isinstance(beta_range, Sequence) or len(beta_range) != 2:
             raise TypeError(f"beta_range must be two numbers, got {show(beta_range)}")
         self.beta_range = tuple(
-            checks.at_least(b, f"beta_range[{i}]", 1.0) for i, b in enumerate(beta_range)
+            at_least_in_float32(b, f"beta_range[{i}]", 1.0) for i, b in enumerate(beta_range)
         )
-        self.reg_param = checks.at_least(reg_param, "reg_param", 0.0)
+        self.reg_param = at_least_in_float32(reg_param, "reg_param", 0.0)
 
     def beta(self, step: int) -> float | None:
         """Return the exponent at a step.
@@ -225,9 +225,15 @@ class AdaroundLoss:
         compute = dtypes.compute(a.dtype)
         gradient: Array = np.empty_like(a, compute, subok=False)
         wide = a.astype(compute, copy=False), b.astype(compute, copy=False)
-        np.subtract(*wide, out=gradient)
-        gradient *= compute.type(2 / a.size)
-        return gradient.astype(a.dtype, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(*wide, out=gradient)
+            gradient *= compute.type(2 / a.size)
+            return gradient.astype(a.dtype, copy=False)
+
+
+def at_least_in_float32(value: Any, name: str, least: float) -> float:
+    """A number that is not less than another, and finite in float32, in which it is used."""
+    return checks.finite_float32(checks.at_least(value, name, least, np.ndarray), name)
 
 
 def _decider(V: Any) -> Any:

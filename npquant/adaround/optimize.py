@@ -23,8 +23,9 @@ from npquant.adaround.layers import (
     checked_layer,
     checked_rows,
     outputs,
+    results,
 )
-from npquant.adaround.loss import MOST_STEPS, AdaroundLoss
+from npquant.adaround.loss import MOST_STEPS, AdaroundLoss, at_least_in_float32
 from npquant.errors import show
 from npquant.optim import Adam
 
@@ -213,8 +214,9 @@ def optimize_rounding(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If shapes do not fit, a number is not finite or out of its range, or no row is left to learn
-        from; or outputs of a layer have a mean square that no float32 holds, or is next to none.
-        Nothing has been learned then, unless it is of what the layers before hand on.
+        from; or outputs of a layer have a mean square that no float32 holds, or is next to none, or
+        its inputs have such squares beside that. Nothing has been learned then, unless it is of
+        what the layers before hand on.
 
     See Also
     --------
@@ -250,11 +252,11 @@ def optimize_rounding(
     options = _Options(
         gram=checks.switch(gram, "gram"),
         batch_size=checks.within(batch_size, "batch_size", 1, MOST_STEPS),
-        lr=checks.at_least(lr, "lr", 0.0),
+        lr=at_least_in_float32(lr, "lr", 0.0),
         loss=AdaroundLoss(
             checks.within(steps, "steps", 1, MOST_STEPS), warm_start, beta_range, reg_param
         ),
-        stop_undecided=checks.at_least(stop_undecided, "stop_undecided", 0.0),
+        stop_undecided=checks.at_least(stop_undecided, "stop_undecided", 0.0, np.ndarray),
         keep=checks.option(keep, "keep", KEEP),
         rng=_generator(rng),
         bar=_bars(checks.switch(progress, "progress")),
@@ -354,26 +356,40 @@ class _Moments:
         self.gram, self.rest, self.power = gram, rest, power or 1.0
         self.shift = self.weight @ shift
         share = 2 * weight.size / self.power
-        self.slope = (share * gram).astype(np.float32)
-        self.start = (share * self.shift).astype(np.float32)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            self.slope = (share * gram).astype(np.float32)
+            self.start = (share * self.shift).astype(np.float32)
         self.change, self.found = np.empty_like(self.weight), np.empty_like(self.weight)
 
+    def check(self, inputs: str, some: bool) -> None:
+        """Refuse inputs, of which some are not 0, whose gradient float32 cannot hold."""
+        steepest, limits = np.abs(self.slope).max(), np.finfo(np.float32)
+        known = steepest <= limits.max and np.isfinite(self.start).all()
+        if not known or (some and steepest < limits.tiny):
+            raise ValueError(
+                f"{inputs} must have squares that are within float32 beside those of the outputs, "
+                f"got a slope of {steepest}"
+            )
+
     @classmethod
-    def of_rows(cls, rows: _Rows, f: Array) -> _Moments:
+    def of_rows(cls, rows: _Rows, f: Array, name: str) -> _Moments:
         """The moments of data; sums of parts in float64."""
         layer = rows.layer
         gram: Any = 0.0
         shift: Any = 0.0
-        for i in range(0, len(f), CHUNK):
-            seen = layer._columns(rows.x[i : i + CHUNK])
-            turned = seen.swapaxes(1, 2)
-            gram = gram + (seen @ turned).astype(np.float64)
-            if rows.x is not f:
-                ahead = seen - layer._columns(f[i : i + CHUNK])
-                shift = shift + (ahead @ turned).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # of what is refused
+            for i in range(0, len(f), CHUNK):
+                seen = layer._columns(rows.x[i : i + CHUNK])
+                turned = seen.swapaxes(1, 2)
+                gram = gram + (seen @ turned).astype(np.float64)
+                if rows.x is not f:
+                    ahead = seen - layer._columns(f[i : i + CHUNK])
+                    shift = shift + (ahead @ turned).astype(np.float64)
         count = rows.target.size
         shift = np.zeros_like(gram) if rows.x is f else shift / count
-        return cls(layer.weight, gram / count, shift, 0.0, rows.power)
+        found = cls(layer.weight, gram / count, shift, 0.0, rows.power)
+        found.check(f"the inputs of {name}", bool(rows.x.any()))
+        return found
 
     @classmethod
     def of_gram(cls, weight: Array, gram: Gram, name: str) -> _Moments:
@@ -382,7 +398,9 @@ class _Moments:
         w = weight.astype(np.float64)
         rest = np.vdot(w @ (g - cross - cross.T + floats), w)
         power = np.vdot(w @ floats, w)
-        return cls(weight, g[None], (g - cross.T)[None], float(rest), float(power))
+        found = cls(weight, g[None], (g - cross.T)[None], float(rest), float(power))
+        found.check(name, bool(g.any()))
+        return found
 
     def error(self, weight: Array) -> float:
         """The normalised loss with this weight."""
@@ -421,27 +439,23 @@ def _from_rows(
     n = len(learned)
     done: list[Rounded] = []
     for i, layer in enumerate(chain):
-        if isinstance(layer, Layer):
-            rows, name = _Rows(layer, x[:n], f[:n]), f"layers[{i}]"
-            rows.check(name)
-            judge = _Rows(layer, x[n:], f[n:]) if n < len(x) else rows
-            objective: _Objective = rows
-            if options.gram and layer.activation is None:
-                objective = _Moments.of_rows(rows, rows.x if x is f else f[:n])
-            grid = grids[len(done)]
-            done.append(_learn(layer.weight, grid, objective, rows, judge, options, name))
-            if len(done) == len(grids):
-                break
-            following = outputs(layer, x, done[-1].weight)
-        else:
-            following = outputs(layer, x)
-            if len(following) != len(x):
-                raise ValueError(
-                    f"layers[{i}] must give as many rows as it takes, {len(x)}, got "
-                    f"{len(following)}"
-                )
-        f = following if x is f and not isinstance(layer, Layer) else outputs(layer, f)
-        x = following
+        name = f"layers[{i}]"
+        if not isinstance(layer, Layer):
+            following = results(layer, x, name)
+            f = following if x is f else results(layer, f, name)
+            x = following
+            continue
+        rows = _Rows(layer, x[:n], f[:n])
+        rows.check(name)
+        judge = _Rows(layer, x[n:], f[n:]) if n < len(x) else rows
+        objective: _Objective = rows
+        if options.gram and layer.activation is None:
+            objective = _Moments.of_rows(rows, rows.x if x is f else f[:n], name)
+        grid = grids[len(done)]
+        done.append(_learn(layer.weight, grid, objective, rows, judge, options, name))
+        if len(done) == len(grids):
+            break
+        x, f = outputs(layer, x, done[-1].weight), outputs(layer, f)
     return done
 
 
