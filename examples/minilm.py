@@ -544,18 +544,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--bits", type=int, choices=range(2, 9), default=4, metavar="2..8", help="default: 4")
     add("--group-size", type=int, metavar="N", help="a scale for N inputs; default: per channel")
-    add("--sentences", type=int, default=SENTENCES, metavar="N",
-        help="calibrate on N sentences, and measure on as many; default: %(default)s")  # fmt: skip
-    add("--iterations", type=int, default=ITERATIONS, metavar="N",
-        help="steps of AdaRound for each layer; default: %(default)s")  # fmt: skip
+    add("--sentences", type=int, metavar="N", help="calibrate on N sentences, and measure on as "
+        f"many; default: {SENTENCES}, or {QUICK[0]} with --quick")  # fmt: skip
+    add("--iterations", type=int, metavar="N", help="steps of AdaRound for each layer; default: "
+        f"{ITERATIONS}, or {QUICK[1]} with --quick")  # fmt: skip
     add("--seed", type=int, default=0, help="which sentences are drawn; default: 0")
     add("--json", type=Path, metavar="FILE", help="keep every figure")
     add("--plot", type=Path, metavar="FILE", help="draw them (svg, png, ...); needs matplotlib")
-    add("--quick", action="store_true",
-        help=f"{QUICK[0]} sentences and {QUICK[1]} iterations")  # fmt: skip
+    add("--quick", action="store_true", help="few sentences and iterations")
     args = parser.parse_args(argv)
-    if args.quick:
-        args.sentences, args.iterations = QUICK
+    usual = QUICK if args.quick else (SENTENCES, ITERATIONS)
+    for name, value in zip(("sentences", "iterations"), usual, strict=True):
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     for name, least in (("sentences", 1), ("iterations", 1), ("seed", 0)):
         if getattr(args, name) < least:
             parser.error(f"--{name} must be at least {least}, got {getattr(args, name)}")
@@ -576,11 +577,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"--group-size must be at least 2 and divide {columns}, got {args.group_size}"
                 )
         if args.plot:
-            from npquant.demo.plot import file_format
+            from npquant.demo.plot import check
 
-            file_format(args.plot)
-        for path in filter(None, (args.json, args.plot)):
-            path.open("ab").close()
+            check(args.plot)
+        if args.json:
+            args.json.open("ab").close()
     except (ValueError, OSError) as error:
         parser.error(str(error))
 

@@ -27,6 +27,7 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -145,8 +146,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train, print the accuracy, and write the weights if asked to."""
     parser = argparse.ArgumentParser(description="Train the network of `npquant demo`.")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default: %(default)s")
-    parser.add_argument("--write", metavar="FILE", help="keep the weights in this .npz")
+    parser.add_argument("--write", metavar="FILE", type=Path, help="keep the weights in this .npz")
     args = parser.parse_args(argv)
+    if args.epochs < 0:
+        parser.error(f"--epochs must be at least 0, got {args.epochs}")
+    if args.write:
+        try:
+            args.write.open("ab").close()
+        except OSError as error:
+            parser.error(f"--write cannot write {args.write}: {error.strerror}")
 
     network = train(args.epochs)
     images, labels = load_digits()
@@ -159,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.write:
         arrays = {f"weight{i}": layer.weight for i, layer in enumerate(network.layers)}
         arrays |= {f"bias{i}": layer.bias for i, layer in enumerate(network.layers)}
-        np.savez(args.write, allow_pickle=False, test_index=network.test_index, **arrays)
+        with args.write.open("wb") as file:  # by its path NumPy may write to another name
+            np.savez(file, test_index=network.test_index, **arrays)
         print(f"wrote {args.write}")
     return 0
 

@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0, or 2 if what was asked for cannot be done.
+        The exit status: 0, 2 if what was asked for cannot be done, or 1 if who reads the table
+        has stopped reading.
 
     Raises
     ------
@@ -66,16 +67,15 @@ def _demo(train: bool, json: bool, plot: Path | None) -> int:
     if plot is not None:
         # Everything that can be wrong with the picture is found before the work.
         try:
-            from npquant.demo.plot import file_format, save
+            from npquant.demo.plot import check, picture
         except ImportError as error:
             return _refuse(f"--plot needs matplotlib ({error}): pip install matplotlib")
+        except ValueError as error:  # its settings
+            return _refuse(f"--plot: {error}")
         try:
-            file_format(plot)
-            plot.open("ab").close()
-        except ValueError as error:
-            return _refuse(f"--plot cannot write {plot}: {error}")
-        except OSError as error:
-            return _refuse(f"--plot cannot write {plot}: {error.strerror}")
+            check(plot)
+        except (ValueError, OSError) as error:
+            return _cannot_write(plot, error)
 
     report = run_training() if train else run()
     try:
@@ -88,18 +88,30 @@ def _demo(train: bool, json: bool, plot: Path | None) -> int:
         return _refuse(f"cannot write: {error.strerror}")
 
     if plot is not None:
+        drawn = picture(report, plot)
         try:
-            save(report, plot)
+            plot.write_bytes(drawn)
         except OSError as error:  # a full disk
-            return _refuse(f"--plot cannot write {plot}: {error.strerror}")
-        # Not to stdout, which may have to be pure JSON.
-        print(f"\nwrote {plot}", file=sys.stderr)
+            if plot.is_file():
+                plot.unlink()  # a part of a picture is none
+            return _cannot_write(plot, error)
+        _say(f"\nwrote {plot}")
     return 0
 
 
+def _cannot_write(plot: Path, error: Exception) -> int:
+    return _refuse(f"--plot cannot write {plot}: {getattr(error, 'strerror', None) or error}")
+
+
 def _refuse(reason: str) -> int:
-    print(f"npquant demo: {reason}", file=sys.stderr)
+    _say(f"npquant demo: {reason}")
     return 2
+
+
+def _say(text: str) -> None:
+    """To stderr; not to stdout, which may have to be pure JSON, where there is no stderr."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """How far apart two arrays are: what quantization has cost.
 
 Sums are taken in float64, in an order that depends on the shape alone, without a temporary of the
-size of the arrays, but for float64 whose squares leave float64.
+size of the arrays, but for float64 whose squares, or those of their differences, leave float64 or
+are 0.
 """
 
 from __future__ import annotations
@@ -162,10 +163,14 @@ def max_code_difference(reference: Array, actual: Array) -> int:
         for v, n in ((reference, "reference"), (actual, "actual"))
     )
     _alike(a, b)
-    if np.int64 in (a.dtype, b.dtype):  # a difference may be wider than int64
-        low, high = (f(a.astype(object) - b.astype(object)) for f in (np.min, np.max))
-        return max(abs(int(low)), abs(int(high)))
-    return int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max())
+    parts = np.nditer(
+        (a, b), ["external_loop", "buffered"], op_dtypes=[np.int64] * 2, casting="unsafe"
+    )
+    most = 0
+    for x, y in parts:
+        apart = np.maximum(x, y) - np.minimum(x, y)  # modulo 2**64, and so right without a sign
+        most = max(most, int(apart.view(np.uint64).max()))
+    return most
 
 
 def _square(a: Array) -> tuple[float, int]:

@@ -3,9 +3,11 @@
 The numbers are checked against theory and against literals measured once, not against npquant.
 """
 
+import errno
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import asdict, fields
@@ -339,6 +341,75 @@ def test_plot_without_matplotlib_says_what_to_install(
     assert not path.exists()
 
 
+def test_plot_with_settings_that_matplotlib_refuses(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "npquant", "demo", "--plot", str(tmp_path / "accuracy.png")],
+        env={**os.environ, "MPLBACKEND": "nope"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("npquant demo: --plot: ")
+    assert "'nope'" in done.stderr.splitlines()[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_run")
+def test_plot_with_what_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pgf is measured by LaTeX."""
+    monkeypatch.setenv("PATH", "")
+    path = tmp_path / "accuracy.pgf"
+    assert cli.main(["demo", "--plot", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"npquant demo: --plot cannot write {path}: matplotlib cannot draw 'pgf'")
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("same_report")
+def test_plot_that_is_not_drawn_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, new = tmp_path / "there.png", tmp_path / "new.png"
+    there.write_bytes(b"a picture")
+    monkeypatch.setattr(cli, "as_text", lambda report: 1 / 0)
+    for path in (there, new):
+        with pytest.raises(ZeroDivisionError):
+            cli.main(["demo", "--plot", str(path)])
+    assert there.read_bytes() == b"a picture"
+    assert not new.exists()
+
+
+@pytest.mark.usefixtures("same_report")
+def test_plot_of_which_a_part_is_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def half(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    path = tmp_path / "accuracy.png"
+    assert cli.main(["demo", "--plot", str(path)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_json_is_pure_without_stderr(
+    same_report: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python's `sys.stderr` is None where it was closed, as by `2>&-`."""
+    path = tmp_path / "accuracy.svg"
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["demo", "--json", "--plot", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out) == asdict(same_report)
+    assert path.stat().st_size > 1000
+
+
 @pytest.mark.parametrize("name", ["missing/accuracy.png", ".", "accuracy.doc"])
 @pytest.mark.usefixtures("no_run")
 def test_plot_that_cannot_be_written(
@@ -588,6 +659,36 @@ def test_gradients_are_those_of_the_loss(train_digits: ModuleType) -> None:
             below = loss()
             array[index] = here
             assert grad[index] == pytest.approx((above - below) / 2e-5, abs=1e-6)
+
+
+def test_weights_are_written_to_the_name_that_is_given(
+    train_digits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "weights"
+    assert train_digits.main(["--epochs", "0", "--write", str(path)]) == 0
+    assert f"wrote {path}\n" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+    with np.load(path) as written:
+        assert len(written.files) == 7
+
+
+@pytest.mark.parametrize(
+    "args", [["--epochs", "-1"], ["--write", "missing/weights.npz"], ["--write", "."]]
+)
+def test_training_refuses(
+    args: list[str],
+    train_digits: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before it begins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train_digits, "train", lambda epochs: 1 / 0)
+    with pytest.raises(SystemExit) as stop:
+        train_digits.main(args)
+    assert stop.value.code == 2
+    assert args[0] in capsys.readouterr().err
 
 
 def test_training_reaches_the_shipped_accuracy(

@@ -1,6 +1,7 @@
 """The metrics against exact arithmetic, on every layout."""
 
 import math
+import tracemalloc
 from fractions import Fraction
 
 import ml_dtypes
@@ -127,6 +128,27 @@ def test_codes():
     assert max_code_difference(np.array([2**32 - 1], np.uint32), np.array([-1], np.int8)) == 2**32
     four = np.array([-8, 7], ml_dtypes.int4)
     assert max_code_difference(four, four[::-1]) == 15
+    assert max_code_difference(np.array(3, np.int16), np.array(-4, np.int8)) == 7
+
+
+@pytest.mark.parametrize("place", [0, 8191, 8192, 40_000, 99_999])
+def test_codes_that_differ_anywhere(place):
+    """In arrays of several parts, that lie in memory in different orders."""
+    a = np.zeros((1000, 100), np.int8)
+    b = np.zeros((100, 1000), np.uint32).T
+    b[np.unravel_index(place, b.shape)] = 2**32 - 1
+    assert max_code_difference(a, b) == max_code_difference(b, a) == 2**32 - 1
+
+
+def test_codes_take_no_memory_of_their_size():
+    a, b = np.zeros((2, 1 << 22), np.int64)
+    tracemalloc.start()
+    try:
+        max_code_difference(a, b)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20
 
 
 @pytest.mark.parametrize("metric", [sqnr, mse, cosine, max_code_difference])

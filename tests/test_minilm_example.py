@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -274,6 +275,33 @@ def test_sentences_of_the_manual():
     assert len(found) == len(set(found)) >= 2 * minilm.SENTENCES
     assert found == minilm.manual_sentences()
     assert all(s[0].isupper() and s[-1] in ".!?" and 6 <= len(s.split()) <= 40 for s in found)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentences", "iterations"),
+    [
+        ([], minilm.SENTENCES, minilm.ITERATIONS),
+        (["--quick"], *minilm.QUICK),
+        (["--quick", "--iterations", "7"], minilm.QUICK[0], 7),
+        (["--sentences", "9", "--quick"], 9, minilm.QUICK[1]),
+    ],
+)
+def test_quick_gives_way_to_what_is_asked_for(args, sentences, iterations, monkeypatch):
+    class RunError(Exception):
+        pass
+
+    def run(encoder, calibration, held_out, **options):
+        raise RunError(calibration, options["iterations"])
+
+    package = SimpleNamespace(submodule_search_locations=["."])
+    monkeypatch.setattr(minilm.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(minilm.metadata, "version", lambda name: "")
+    monkeypatch.setattr(minilm, "load", lambda directory: SimpleNamespace(linears=[]))
+    monkeypatch.setattr(minilm, "tokenized", lambda directory, count, seed: (count, count))
+    monkeypatch.setattr(minilm, "run", run)
+    with pytest.raises(RunError) as raised:
+        minilm.main(args)
+    assert raised.value.args == (sentences, iterations)
 
 
 # What it refuses

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tracemalloc
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
@@ -177,6 +178,20 @@ def test_a_convolution_is_a_linear_layer_of_its_places(activation):
     flat = optimize_rounding(Linear(k.reshape(6, -1), b, activation), grid, rows, **options)
     np.testing.assert_array_equal(got.codes.reshape(6, -1), flat.codes)
     assert got.report.loss_adaround == pytest.approx(flat.report.loss_adaround, rel=1e-4)
+
+
+@pytest.mark.parametrize("activation", [None, ag.relu])
+def test_many_images_take_little_memory(activation):
+    """Unfolded, all of them take nine times their memory; beside outputs, little may stay."""
+    x, k = normal(0, 128, 4, 128, 128), normal(1, 1, 4, 3, 3)
+    layer, options = Conv2d(k, padding=1, activation=activation), {"held_out": 0.0, "rng": 0}
+    tracemalloc.start()
+    try:
+        optimize_rounding(layer, per_tensor(k), x, steps=1, batch_size=1, **options)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 5 * x.nbytes
 
 
 def test_groups_of_a_convolution_learn_for_themselves():

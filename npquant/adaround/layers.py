@@ -18,8 +18,8 @@ from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
 
-#: Rows that are computed at once where all are: what a layer makes on its way stays small.
-CHUNK = 256
+#: As many rows, and elements of them, at a time: what a layer makes on its way stays small.
+ROWS, ELEMENTS = 256, 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,23 +277,28 @@ def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Ar
     )
 
 
+def parts(x: Array) -> list[slice]:
+    """Which rows are computed at once where all are."""
+    step = max(1, min(ROWS, ELEMENTS // (x[0].size or 1)))
+    return [slice(i, i + step) for i in range(0, len(x), step)]
+
+
 def outputs(layer: Layer, x: Array, weight: Array | None = None) -> Array:
     """The outputs of a layer, some rows at a time."""
-    parts = [ag.call(layer, x[i : i + CHUNK], weight) for i in range(0, len(x), CHUNK)]
-    return np.concatenate(parts)
+    return np.concatenate([ag.call(layer, x[part], weight) for part in parts(x)])
 
 
 def results(function: Callable[[Array], Any], x: Array, name: str) -> Array:
     """The same of a function among the layers."""
-    parts = []
-    for i in range(0, len(x), CHUNK):
-        rows = x[i : i + CHUNK]
+    found = []
+    for part in parts(x):
+        rows = x[part]
         y = checks.host_array(function(rows), f"what {name} gives", (float32,))
         if y.shape[:1] != (len(rows),):
             got = len(y) if y.ndim else "no axis"
             raise ValueError(f"{name} must give as many rows as it takes, {len(rows)}, got {got}")
-        parts.append(y)
-    return np.concatenate(parts)
+        found.append(y)
+    return np.concatenate(found)
 
 
 def _activated(layer: Layer, apply: Callable[..., Any], y: Array) -> Array:

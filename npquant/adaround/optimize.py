@@ -13,7 +13,6 @@ import npquant as nq
 from npquant import autograd as ag
 from npquant import checks, cpu
 from npquant.adaround.layers import (
-    CHUNK,
     Gram,
     Grid,
     Layer,
@@ -23,6 +22,7 @@ from npquant.adaround.layers import (
     checked_layer,
     checked_rows,
     outputs,
+    parts,
     results,
 )
 from npquant.adaround.loss import MOST_STEPS, AdaroundLoss, at_least_in_float32
@@ -316,9 +316,9 @@ class _Rows:
     def error(self, weight: Array) -> float:
         """The normalised loss with this weight."""
         found = 0.0
-        for i in range(0, len(self.x), CHUNK):
-            y = ag.call(self.layer, self.x[i : i + CHUNK], weight)
-            found += cpu.total_squared_difference((y, self.target[i : i + CHUNK]))
+        for part in parts(self.x):
+            y = ag.call(self.layer, self.x[part], weight)
+            found += cpu.total_squared_difference((y, self.target[part]))
         return found / self.target.size / self.power
 
     def gradient(self, weight: Array, batch: Any) -> Array:
@@ -378,12 +378,12 @@ class _Moments:
         gram: Any = 0.0
         shift: Any = 0.0
         with np.errstate(over="ignore", invalid="ignore"):  # of what is refused
-            for i in range(0, len(f), CHUNK):
-                seen = layer._columns(rows.x[i : i + CHUNK])
+            for part in parts(f):
+                seen = layer._columns(rows.x[part])
                 turned = seen.swapaxes(1, 2)
                 gram = gram + (seen @ turned).astype(np.float64)
                 if rows.x is not f:
-                    ahead = seen - layer._columns(f[i : i + CHUNK])
+                    ahead = seen - layer._columns(f[part])
                     shift = shift + (ahead @ turned).astype(np.float64)
         count = rows.target.size
         shift = np.zeros_like(gram) if rows.x is f else shift / count

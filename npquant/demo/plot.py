@@ -1,5 +1,6 @@
 """The report as a picture. The only module that needs matplotlib."""
 
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -27,13 +28,38 @@ def file_format(path: Path) -> str:
     return name
 
 
-def save(report: Report | TrainReport, path: Path) -> None:
-    """Draw accuracy against bits, and write it."""
+def check(path: Path) -> None:
+    """Look whether a picture can be drawn and written, without leaving a file.
+
+    Raises
+    ------
+    ValueError
+        If matplotlib cannot draw in that format, or lacks what it draws with.
+    OSError
+        If the file cannot be written.
+    """
+    trial = Figure()
+    trial.text(0, 0, "1")  # of which some formats ask other programs how large it is
+    kind = file_format(path)
+    try:
+        trial.savefig(BytesIO(), format=kind)
+    except (RuntimeError, OSError, ImportError) as error:
+        raise ValueError(f"matplotlib cannot draw {kind!r} here: {error}") from error
+    new = not path.exists()
+    path.open("ab").close()
+    if new:
+        path.unlink()
+
+
+def picture(report: Report | TrainReport, path: Path) -> bytes:
+    """Draw accuracy against bits, in the format that the file's name asks for."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     draw = _draw_training if isinstance(report, TrainReport) else _draw_ways
     draw(figure, report)  # type: ignore[arg-type]
     figure.suptitle(f"MLP 64-32-32-10 on handwritten digits, npquant {report.environment.npquant}")
-    figure.savefig(path, format=file_format(path), dpi=150)
+    drawn = BytesIO()
+    figure.savefig(drawn, format=file_format(path), dpi=150)
+    return drawn.getvalue()
 
 
 def _draw_ways(figure: Figure, report: Report) -> None:
