@@ -17,6 +17,7 @@ import platform
 import re
 import statistics
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -253,6 +254,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         help="'all', 'none' or names (default: those that need not compile every cell; "
         f"--matrix: all). Of: {', '.join(peers.PEERS)}")  # fmt: skip
     add("--seconds", type=float, default=None, metavar="S", help="of sampling, for each cell")
+    add("--again", type=int, default=0, metavar="N",
+        help="then measure those cells again in which the machine was slow, N times")  # fmt: skip
     add("--json", type=Path, metavar="FILE",
         help="every figure, cell by cell; rows that are there already are kept")  # fmt: skip
     options = parser.parse_args(argv)
@@ -266,6 +269,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     options.peers = ready[names] if names in ready else names.split(",")
     if unknown := set(options.peers) - set(peers.PEERS):
         parser.error(f"--peers must be of {', '.join(peers.PEERS)}, got {', '.join(unknown)}")
+    if options.again < 0:
+        parser.error(f"--again must be at least 0, got {options.again}")
     if options.seconds is None:
         options.seconds = 0.4 if options.quick or options.matrix else 0.7
     options.cells = selected(options)
@@ -292,6 +297,20 @@ def kept(path: Path | None, facts: dict[str, str], rows: list[goals.Row]) -> Non
         part.replace(path)  # never half a file
 
 
+def measured_again(
+    rows: list[goals.Row], cells: list[Case], measure: Callable[[Case], goals.Row]
+) -> Iterator[goals.Row]:
+    """Measure the cells again in which the machine was slow; of both the one where it was less so.
+
+    That says nothing of npquant: it goes by how long a copy, or a bare dispatch, took.
+    """
+    for case in cells:
+        at = next(i for i, row in enumerate(rows) if row["name"] == str(case))
+        if goals.disturbed(rows[at], rows):
+            rows[at] = min(rows[at], measure(case), key=goals.pace)
+            yield rows[at]
+
+
 def main(argv: list[str] | None = None) -> int:
     options = parsed(argv)
     target.ALONE = 0  # threads are measured, not when they are left alone
@@ -302,13 +321,22 @@ def main(argv: list[str] | None = None) -> int:
     print()
     there = {row["name"]: row for row in rows}
     printer = tables.Printer(options.cells, peers.PEERS)
+
+    def measured(case: Case) -> goals.Row:
+        return measure(case, options.seconds, options.threads, options.peers)
+
     for case in options.cells:
         row = there.get(str(case))
         if row is None:
-            row = measure(case, options.seconds, options.threads, options.peers)
+            row = measured(case)
             rows.append(row)
             kept(options.json, facts, rows)
         printer.row(row)
+    for turn in range(options.again):
+        print(f"\nMeasured again, {turn + 1} of {options.again}:")
+        for row in measured_again(rows, options.cells, measured):
+            kept(options.json, facts, rows)
+            printer.row(row)
     print("", *tables.summary(rows), "", "What peers do not compute:", sep="\n")
     print(*tables.refusals(rows), sep="\n")
     return 0

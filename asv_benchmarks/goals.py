@@ -18,6 +18,9 @@ MEBI = (1 << 20) - 2048
 #: Of one time that is compared with the same code's: what they differ by of themselves.
 NOISE = 1.03
 
+#: By how much the machine may be slower in a cell than in others, before that is not for chance.
+STEADY = 1.25
+
 #: They compute a few numbers of each scale, and write no array.
 REDUCTIONS = ("choose_qparams", "adaround_regularizer")
 
@@ -78,6 +81,27 @@ def over_dispatch(row: Row) -> float | None:
 def threads(row: Row) -> float | None:
     """How many times as fast it is on the most threads as on one."""
     return row["npquant"] / row["npquant threads"] if "npquant threads" in row else None
+
+
+# --- what the machine did meanwhile ---------------------------------------------------------------
+
+
+def pace(row: Row) -> float:
+    """How long the machine took for what npquant has no part in: a dispatch, or to copy a byte."""
+    return float(row["dispatch"] if "dispatch" in row else row["copy"] / row["bytes moved"])
+
+
+def alike(row: Row, other: Row) -> bool:
+    """Whether it should take as long in both."""
+    if "dispatch" in row or "dispatch" in other:
+        return "dispatch" in row and "dispatch" in other
+    return row["bytes moved"] < 1.5 * other["bytes moved"] < 1.5**2 * row["bytes moved"]
+
+
+def disturbed(row: Row, rows: list[Row]) -> bool:
+    """Whether it took longer than in the fastest quarter of the cells like this one."""
+    paces = sorted(pace(other) for other in rows if alike(row, other))
+    return pace(row) > STEADY * paces[len(paces) // 4]
 
 
 # --- how far each row must come ---------------------------------------------------------------
