@@ -1101,6 +1101,8 @@ CONVERTIBLE = (*FLOATS, *cases.FLOAT8, *map(np.dtype, ("bool", "int8", "uint8", 
 def test_convert_element_type(target):
     values = [0.0, -0.0, 0.3, -1.5, 300, -300, 464, 61440, 61439, 1e9, 65519, 65520, 2.0**-9]
     values += [np.nan, np.inf, -np.inf, 1 + 2.0**-11 + 2.0**-40, 2.0**-17, 2.0**-10 * 1.5, 1e-40]
+    values += [sign * v for v in (2**31 - 200, 2**31 - 0.5, 2**31, 2**31 + 0.5, 3000000257, 2**63)
+               for sign in (1, -1)]  # fmt: skip
     for source in (*FLOATS, *cases.FLOAT8):
         with np.errstate(all="ignore"):
             agree("convert_element_type", np.array(values).astype(source), target, note=source)

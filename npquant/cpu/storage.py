@@ -628,13 +628,16 @@ def _converted(v, other):
     if not isinstance(other, types.Integer):
         return lambda v, other: p.like(v, other)
     cast = getattr(np, other.name)
-    beyond = 2.0**63 if other in (types.uint8, types.uint32, types.int64) else 2.0**31
-    least, limit = np.int64(-beyond), np.float32(beyond)
+    # PyTorch converts to these by way of int64, to the rest by way of int32. To uint8 that differs
+    # in float64 alone: of a float32 from 2^31 on the last eight bits are zero.
+    long = other in (types.uint32, types.int64) or (other == types.uint8 and v == types.float64)
+    whole, limit = (np.int64, 2.0**63) if long else (np.int32, 2.0**31)
+    limit, least, zero = np.float32(limit), whole(-limit), whole(0)
 
     def converted(v, other):
         w = p.widen(v)
-        i = np.int64(w) if abs(w) < limit else least
-        return cast(i if w == w else 0)
+        i = whole(w) if abs(w) < limit else least
+        return cast(i if w == w else zero)
 
     return converted
 
