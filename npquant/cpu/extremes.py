@@ -95,9 +95,10 @@ class Extremes:
         ) -> None:  # fmt: skip
             """Tasks (span, tile of so many rows): the least and the greatest key of every column.
 
-            Some rows are seen as one, or a loop would be as short as a row.
+            Some rows are seen as one, or a loop would be as short as a row. What is found lies as
+            the columns do, a row for each tile.
             """
-            tiles = least.shape[1]
+            tiles = least.shape[0]
             most = beside
             while 2 * most <= WIDE:
                 most *= 2
@@ -132,9 +133,9 @@ class Extremes:
                     for k in range(half):
                         lo[k] = min(lo[k], lo[half + k])
                         hi[k] = max(hi[k], hi[half + k])
+                column = np.uintp(a * beside)
                 for c in range(np.uintp(beside)):
-                    row = np.uintp(a * beside) + c
-                    least[row, tile], greatest[row, tile] = lo[c], hi[c]
+                    least[tile, column + c], greatest[tile, column + c] = lo[c], hi[c]
 
         def apart(
             begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
@@ -152,7 +153,7 @@ class Extremes:
 
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
-        self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _extremes_signature)
+        self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _beside_signature)
 
     def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
         dtype: Any = x.dtype
@@ -167,39 +168,55 @@ class Extremes:
         found, axes = as_they_lie(granularity, x)
         if isinstance(found, Layout) and found.inner == 1 and channels > 1:
             found = Spans(1, count, channels)
-        tile = TILE
+        flat = x if axes is None else x.transpose(axes)
         if isinstance(found, Spans):
-            tile = max(-(-count // max(1, MANY // channels)), 4 * GRAIN // found.beside, 1)
-        shape = channels, -(-count // tile)
-        least, greatest = np.empty(shape, kind), np.empty(shape, kind)
-        dtypes = dtype, least.dtype
-        if found is not None:
-            flat = x if axes is None else x.transpose(axes)
-            kernel, n, how = self._runs, least.size, (*found, count)
-            if isinstance(found, Spans):
-                kernel, n, how = self._beside, found.outer * shape[1], (*found[1:], tile)
-            kernel(n, x.size, (*how, flat.reshape(x.size), least, greatest), (key_of(flat), kind))
-        elif (seen := by_view(granularity, x)) is not None:
-            view, memory = seen
-            self._apart(least.size, x.size, (view, count, memory, least, greatest), dtypes)
+            least, greatest = self._of_columns(found, flat, kind)
         else:
-            for layout, some, tiles, (flat,) in channel_pieces(
-                granularity, (x,), (), TILE, ordered=False
-            ):
-                part = flat, least[some, tiles], greatest[some, tiles]
-                args = *layout, flat.size // layout.channels, *part
-                self._runs(part[1].size, flat.size, args, dtypes)
-        lo, hi = np.empty(shape[0], dtype), np.empty(shape[0], dtype)
-        _of_tiles(shape[0], least.size, (least, greatest, lo, hi), (dtype, kind))
+            shape = channels, -(-count // TILE)
+            least, greatest = np.empty(shape, kind), np.empty(shape, kind)
+            if found is not None:
+                whole = *found, count, flat.reshape(x.size), least, greatest
+                self._runs(least.size, x.size, whole, (key_of(flat), kind))
+            elif (seen := by_view(granularity, x)) is not None:
+                view, memory = seen
+                self._apart(
+                    least.size, x.size, (view, count, memory, least, greatest), (dtype, kind)
+                )
+            else:
+                for layout, some, tiles, (part,) in channel_pieces(
+                    granularity, (x,), (), TILE, ordered=False
+                ):
+                    lo, hi = least[some, tiles], greatest[some, tiles]
+                    args = *layout, part.size // layout.channels, part, lo, hi
+                    self._runs(lo.size, part.size, args, (dtype, kind))
+        lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
+        _of_tiles(channels, least.size, (least, greatest, lo, hi), (dtype, kind))
         if order is not None:
             back = tuple(np.argsort(order))
             lo, hi = (turned(v, x.shape, back).reshape(-1) for v in (lo, hi))
         return lo, hi
 
+    def _of_columns(self, spans: Spans, x: Array, kind: Any) -> tuple[Array, Array]:
+        """The least and the greatest key of each channel, where channels lie side by side."""
+        outer, run, beside = spans
+        channels = outer * beside
+        rows = max(-(-run // max(1, MANY // channels)), 4 * GRAIN // beside, 1)
+        shape = -(-run // rows), channels
+        least, greatest = np.empty(shape, kind), np.empty(shape, kind)
+        args = run, beside, rows, x.reshape(x.size), least, greatest
+        self._beside(outer * shape[0], x.size, args, (key_of(x), kind))
+        if shape[0] > 1:
+            least, greatest = least.min(0, keepdims=True), greatest.max(0, keepdims=True)
+        return least.T, greatest.T
+
 
 def _extremes_signature(dtype: Any, kind: Any) -> Types:
     keys = types.Array(TYPES[kind], 2, "A")
     return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
+
+
+def _beside_signature(dtype: Any, kind: Any) -> Types:
+    return *_extremes_signature(dtype, kind)[:4], *_keys_signature(kind)
 
 
 def _apart_signature(dtype: Any, kind: Any) -> Types:
@@ -228,8 +245,7 @@ def range_of_run(x: Any, begin: Any, n: Any) -> Any:
     """The least and the greatest of `n` elements from `begin` on."""
     v = x[begin]
     a, b = run_of_bits(x, begin, n, key(v), key(v))
-    kind = type(bits(v))  # keys are made wider on the way
-    return extremes_of(kind(a), kind(b), v)
+    return extremes_of(a, b, v)
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:
@@ -242,8 +258,11 @@ def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any,
 
 
 def _tiles_signature(dtype: Any, kind: Any) -> Types:
-    keys = types.Array(TYPES[kind], 2, "C")
-    return keys, keys, array_type(dtype), array_type(dtype)
+    return *_keys_signature(kind), array_type(dtype), array_type(dtype)
+
+
+def _keys_signature(kind: Any) -> Types:
+    return array_type(kind, 2), array_type(kind, 2)
 
 
 _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)

@@ -26,7 +26,7 @@ from npquant.cpu.target import (
 )
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
-from npquant.primitives import bits, item, key, like, widen
+from npquant.primitives import item, key, like, widen
 
 Array = np.ndarray[Any, Any]
 
@@ -50,8 +50,7 @@ def range_of(x: Any, c: Any, channels: Any, inner: Any) -> Any:
         for k in range(np.uintp(inner)):
             i = key(x[base + k])
             a, b = min(a, i), max(b, i)
-    kind = type(bits(x[c * inner]))  # keys are made wider on the way
-    return extremes_of(kind(a), kind(b), item(x))
+    return extremes_of(a, b, item(x))
 
 
 def _ranges(

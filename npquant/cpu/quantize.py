@@ -7,7 +7,7 @@ from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize).run
 quantize_per_channel = Elementwise(f.channel_inverse, f.quantize).run
-per_token = Guessed(f.channel_inverse, f.quantize_zero_first, f.split_inverse, f.guess)
+per_token = Guessed(f.token_inverse, f.quantize_zero_first, f.split_inverse, f.guess)
 quantize_per_token = per_token.run
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division).run
 quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8).run

@@ -524,11 +524,11 @@ def _key(v):
         32: (_as_int32, np.int32(2**31 - 1)),
         64: (_as_int64, np.int64(2**63 - 1)),
     }[bits]
-    sign = bits - 1
+    sign, kind = bits - 1, type(top)
 
     def key(v):
         i = as_int(v)
-        return i ^ ((i >> sign) & top)
+        return kind(i ^ ((i >> sign) & top))  # Numba's arithmetic is of 64 bits
 
     return key
 

@@ -33,7 +33,7 @@ def tensor_inverse(x: Any, inverse: Any, zero_point: Any, constants: Any, y: Any
 
 @formula
 def channel_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the quantize ops per channel, token and group."""
+    """Parameters of `quantize` per channel."""
     return reciprocal(scale), zero_point
 
 
@@ -43,6 +43,14 @@ def quantize(x: Any, p: Any, constants: Any, y: Any) -> Any:
     inverse, zero_point = p
     lo, hi, nan = constants
     return rounded_code(widen(x) * inverse, zero_point, lo, hi, nan, item(y)), True
+
+
+@formula
+def token_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `quantize_zero_first`: the zero point in the type of what it is added to."""
+    inverse = reciprocal(scale)
+    nothing = like(np.float32(-0.0), times(item(x), inverse))
+    return inverse, plus(nothing, zero_point)
 
 
 @formula
