@@ -113,6 +113,11 @@ def plus(t: Any, z: Any) -> Any:
     return t + (like(z, t) if isinstance(z, (int, np.integer)) else z)
 
 
+def narrowed(zero_point: Any, t: Any, other: Any) -> Any:
+    """The zero point as `rounded_code` adds it to `t`, in no more bits than that takes."""
+    return zero_point
+
+
 def code_of(v: Any, lo: Any, hi: Any, nan: Any) -> Any:
     """`v` clamped to [lo, hi], a NaN as `nan`, in the type of these: truncated to an integer one.
 

@@ -233,6 +233,8 @@ def test_float64_scales_are_guessed_in_float32(dtype, target):
             with np.errstate(over="ignore", invalid="ignore"):
                 x = x.astype(dtype)
             agree("quantize_per_token", x, scales, zero_points, lo, hi, target, note=(inner, z))
+            args = scales, zero_points, 0, lo, hi, target
+            agree("quantize_per_channel", x, *args, note=(inner, z))
 
 
 def test_no_guess_is_sure_of_what_is_next_to_a_tie():
@@ -243,7 +245,9 @@ def test_no_guess_is_sure_of_what_is_next_to_a_tie():
     rng = np.random.default_rng(0)
     scales = rng.uniform(0.01, 2, 20_000)
     x = ((rng.integers(-4, 4, (20_000, 1)) + 0.5) * scales[:, None]).astype(F32).repeat(17, axis=1)
-    agree("quantize_per_token", x, scales, np.zeros(20_000, np.int64), -128, 127, np.int8)
+    qparams = scales, np.zeros(20_000, np.int64)
+    agree("quantize_per_token", x, *qparams, -128, 127, np.int8)
+    agree("quantize_per_channel", x, *qparams, 0, -128, 127, np.int8)
 
 
 @pytest.mark.parametrize("dtype", **named((F32, F16, BF16)))
@@ -257,6 +261,8 @@ def test_no_guess_is_sure_of_what_is_a_tie_but_for_float64(dtype):
     x[:, 1::2] *= dtype.type(-1)
     zero_points = rng.integers(-3, 4, scales.shape)
     agree("quantize_per_token", x, scales, zero_points, -128, 127, np.int8)
+    qparams = scales.ravel(), zero_points.ravel()
+    agree("quantize_per_channel", x, *qparams, 0, -128, 127, np.int8)
 
 
 def test_a_guess_is_sure_of_nearly_all():

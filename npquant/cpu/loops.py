@@ -35,7 +35,7 @@ _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 SHORT = table.RUN
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache, and are done LONG elements at a time, which takes a little less time where
-#: no cache holds the array. Of what may be guessed instead, runs up to LONG_GUESSED.
+#: no cache holds the array. What may be guessed is where runs are longer than LONG_GUESSED.
 BLOCK, LONG, LONG_GUESSED = 16, 512, 96
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
@@ -98,8 +98,6 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        self._longest = LONG
-
         def runs(
             begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
             inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
@@ -258,6 +256,7 @@ class Elementwise:
             strip, runs = in_steps(*steps), strips
         # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
         self.rule = run = register_jitable(runs)
+        self._whole_by_rule = register_jitable(whole(_OF_BLOCKS))
         repeat = register_jitable(periods)
 
         def runs_apart(
@@ -374,7 +373,7 @@ class Elementwise:
 
     def _whole(self, inner: int, n: int) -> Kernel | None:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
-        if not 0 < inner < n or inner > self._longest or inner % BLOCK or n % inner:
+        if not 0 < inner < n or inner > LONG or inner % BLOCK or n % inner:
             return None
         return self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
 
@@ -455,9 +454,25 @@ class Guessed(Elementwise):
                     begin += m
             return True
 
-        kernel = Kernel(guesses, f"{split.__name__}_{guess.__name__}", _looking(_signature))
-        self.guess = register_jitable(guesses)
-        self._runs, self._longest = Either(_guesses, kernel, self._runs), LONG_GUESSED
+        by_rule, by_guess = self._whole_by_rule, register_jitable(guesses)
+
+        def blocks(
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
+            """Items (row)."""
+            if inner > LONG_GUESSED:
+                return by_guess(begin * inner, end * inner, look, least, most, first, channels,
+                                inner, x, scale, zero_point, lo, hi, nan, y, mask)  # fmt: skip
+            return by_rule(begin, end, look, least, most, first, channels, inner, x, scale,
+                           zero_point, lo, hi, nan, y, mask)  # fmt: skip
+
+        name = f"{parameters.__name__}_{element.__name__}_guessed"
+        guessed_runs = Kernel(guesses, f"{name}_runs", _looking(_signature))
+        guessed_blocks = Kernel(blocks, f"{name}_blocks", _looking(_signature))
+        self.guess, self._runs = by_guess, Either(_guesses, guessed_runs, self._runs)
+        self._blocks[_OF_BLOCKS] = Either(_guesses, guessed_blocks, self._blocks[_OF_BLOCKS])
 
 
 _NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}

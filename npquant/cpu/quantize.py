@@ -6,7 +6,7 @@ from npquant.cpu.loops import Elementwise, Guessed, Tried
 from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize).run
-quantize_per_channel = Elementwise(f.channel_inverse, f.quantize).run
+quantize_per_channel = Guessed(f.channel_inverse, f.quantize, f.split_inverse, f.guess).run
 per_token = Guessed(f.token_inverse, f.quantize_zero_first, f.split_inverse, f.guess)
 quantize_per_token = per_token.run
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division).run

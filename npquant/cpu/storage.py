@@ -270,6 +270,8 @@ def _like(v, other):
         narrow = register_jitable(_FROM_FLOAT32[other])
         if other == BFLOAT16:
             narrow = _any_to_bfloat16
+        if other in SUB_BYTE:  # truncated, and so not rounded before
+            return lambda v, other: narrow(p.widen(v))
         return lambda v, other: narrow(np.float32(p.widen(v)))
     cast = getattr(np, other.name)
     if isinstance(v, types.Integer):
@@ -401,6 +403,15 @@ def _code_of(v, lo, hi, nan):
     return code_of
 
 
+@teach(p.narrowed)
+def _narrowed(zero_point, t, other):
+    if not isinstance(zero_point, types.Integer):
+        return lambda zero_point, t, other: zero_point
+    if (other in NARROW and other != types.int32) or other in SUB_BYTE or other in FLOAT8:
+        return lambda zero_point, t, other: np.int32(zero_point)
+    return lambda zero_point, t, other: p.like(zero_point, t)
+
+
 _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
 
 
@@ -485,6 +496,13 @@ def _store(y, i, v):
 
             def store(y, i, v):
                 y[i] = narrow(v)
+
+            return store
+
+        if kind in SUB_BYTE:
+
+            def store(y, i, v):
+                y[i] = narrow(p.widen(v))
 
             return store
 

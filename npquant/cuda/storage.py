@@ -17,7 +17,7 @@ from npquant.cuda.target import libdevice, overload, register_model
 
 register_model(Storage)(StorageModel)
 
-_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at, p.masked, p.rounded_code}
+_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at, p.masked, p.narrowed, p.rounded_code}
 
 for _primitive, _implementation in TAUGHT:
     if _primitive not in _REPLACED:
@@ -65,6 +65,12 @@ def _at(p, c):
     if isinstance(p, types.CPointer):
         return lambda p, c: p[c]
     return lambda p, c: p
+
+
+@overload(p.narrowed)
+def _narrowed(zero_point, t, other):
+    """As it is: nobody has looked whether it is small."""
+    return lambda zero_point, t, other: zero_point
 
 
 @overload(p.rounded_code)

@@ -14,6 +14,7 @@ from npquant.primitives import (
     fma,
     item,
     like,
+    narrowed,
     over,
     plus,
     rint,
@@ -34,7 +35,8 @@ def tensor_inverse(x: Any, inverse: Any, zero_point: Any, constants: Any, y: Any
 @formula
 def channel_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `quantize` per channel."""
-    return reciprocal(scale), zero_point
+    inverse = reciprocal(scale)
+    return inverse, narrowed(zero_point, widen(item(x)) * inverse, item(y))
 
 
 @formula
@@ -45,12 +47,15 @@ def quantize(x: Any, p: Any, constants: Any, y: Any) -> Any:
     return rounded_code(widen(x) * inverse, zero_point, lo, hi, nan, item(y)), True
 
 
+#: Whatever is added to it stays what it is.
+_NOTHING = np.float32(-0.0)
+
+
 @formula
 def token_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of `quantize_zero_first`: the zero point in the type of what it is added to."""
     inverse = reciprocal(scale)
-    nothing = like(np.float32(-0.0), times(item(x), inverse))
-    return inverse, plus(nothing, zero_point)
+    return inverse, plus(like(_NOTHING, times(item(x), inverse)), zero_point)
 
 
 @formula
@@ -97,7 +102,7 @@ def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -
 
 @formula
 def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """What `quantize_zero_first` mostly gives of a float64 scale, and how far from an integer.
+    """What both ways to quantize mostly give of a float64 scale, and how far from an integer.
 
     It is that where the latter is below `SURE`, which that of a NaN is not.
     """
