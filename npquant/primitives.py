@@ -205,26 +205,6 @@ def of_bits(k: Any, other: Any) -> Any:
     return np.asarray(k & 255, np.uint8).view(type(other))[()]
 
 
-def unsigned(i: Any) -> Any:
-    """The bits of an integer as an unsigned one."""
-    return i.astype(np.dtype(f"u{i.dtype.itemsize}"))
-
-
-def keys_between(most: Any, least: Any, farthest: Any, other: Any) -> Any:
-    """The least and the greatest key of values, from the extremes of their bits.
-
-    Bits of negative floats ascend with the magnitude: the greatest of them all as signed integers,
-    the least, and the greatest as unsigned ones say where the extremes are. That is less work for
-    each value than its key. `other` is one of the values.
-    """
-    if isinstance(other, (int, np.integer)):
-        return least, most
-    kind = type(other)
-    low = farthest.astype(least.dtype) if least < 0 else least
-    high = most if most >= 0 else least
-    return key(low.view(kind)), key(high.view(kind))
-
-
 def value(k: Any, other: Any) -> Any:
     """What the key `k` was made of, in the type of `other`."""
     if isinstance(other, (int, np.integer)):

@@ -20,36 +20,29 @@ from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import TILE, Granularity, Layout, Spans
-from npquant.primitives import bits, item, key, keys_between, unsigned, value, widen
+from npquant.layout import Granularity, Layout, Spans
+from npquant.primitives import item, key, value, widen
 
 Array = np.ndarray[Any, Any]
 
+#: Elements of a channel that are looked at together.
+TILE = 1 << 14
 #: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
 WIDE = 1024
 #: Extremes of tiles that are kept at a time, where channels lie side by side.
 MANY = 1 << 15
 
 
-@register_jitable
-def run_of_bits(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
-    base = np.uintp(begin)
-    most = least = bits(x[base])
-    farthest = unsigned(most)
-    for k in range(np.uintp(n)):
-        i = bits(x[base + k])
-        most, least, farthest = max(most, i), min(least, i), max(farthest, unsigned(i))
-    a, b = keys_between(most, least, farthest, x[base])
-    return min(low, a), max(high, b)
+def _run(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any]:
+    """The keys after a run of `n` more elements."""
 
+    def run(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
+        base = np.uintp(begin)
+        for k in range(np.uintp(n)):
+            lo, hi = min(lo, low(x[base + k])), max(hi, high(x[base + k]))
+        return lo, hi
 
-@register_jitable
-def _run_of_finite(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
-    base = np.uintp(begin)
-    for k in range(np.uintp(n)):
-        low = min(low, finite_key_above(x[base + k]))
-        high = max(high, finite_key_below(x[base + k]))
-    return low, high
+    return register_jitable(run)  # type: ignore[no-any-return]
 
 
 class Extremes:
@@ -59,13 +52,11 @@ class Extremes:
     ----------
     low, high : callable
         ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
-    run : callable
-        ``run(x, begin, n, low, high) -> (low, high)``, the keys after a run of `n` more elements.
     """
 
-    def __init__(
-        self, low: Callable[..., Any], high: Callable[..., Any], run: Callable[..., Any]
-    ) -> None:
+    def __init__(self, low: Callable[..., Any], high: Callable[..., Any]) -> None:
+        run_on = _run(low, high)
+
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
             least: Any, greatest: Any,
@@ -82,7 +73,7 @@ class Extremes:
                 lo, hi = low(v), high(v)
                 while left > 0:
                     m = min(inner - i, left)
-                    lo, hi = run(x, (row * channels + c) * inner + i, m, lo, hi)
+                    lo, hi = run_on(x, (row * channels + c) * inner + i, m, lo, hi)
                     left -= m
                     row += 1
                     i = 0
@@ -149,7 +140,7 @@ class Extremes:
                 m = min(count - tile * TILE, TILE)
                 gather(x, view, c * count + tile * TILE, m, packed, 0)
                 lo, hi = low(packed[0]), high(packed[0])
-                least[c, tile], greatest[c, tile] = run(packed, 0, m, lo, hi)
+                least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
 
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
@@ -226,10 +217,10 @@ def _apart_signature(dtype: Any, kind: Any) -> Types:
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 #: NaN where there is one.
-minmax = Extremes(key, key, run_of_bits)
+minmax = Extremes(key, key)
 
 #: Of what is finite in float32; +inf and -inf where nothing is.
-minmax_finite = Extremes(finite_key_above, finite_key_below, _run_of_finite)
+minmax_finite = Extremes(finite_key_above, finite_key_below)
 
 
 @register_jitable
@@ -240,12 +231,15 @@ def extremes_of(low: Any, high: Any, kind: Any) -> Any:
     return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
 
 
+_run_of_keys = _run(key, key)
+
+
 @register_jitable
 def range_of_run(x: Any, begin: Any, n: Any) -> Any:
     """The least and the greatest of `n` elements from `begin` on."""
     v = x[begin]
-    a, b = run_of_bits(x, begin, n, key(v), key(v))
-    return extremes_of(a, b, v)
+    low, high = _run_of_keys(x, begin, n, key(v), key(v))
+    return extremes_of(low, high, v)
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:

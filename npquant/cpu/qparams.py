@@ -15,6 +15,7 @@ from npquant.cpu.extremes import extremes_of
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import (
     GRAIN,
+    PARALLEL_FROM,
     Compiled,
     Kernel,
     Types,
@@ -33,7 +34,7 @@ Array = np.ndarray[Any, Any]
 
 #: Up to so many elements, one compiled call that goes from channel to channel is faster than
 #: several that go along the memory: always, and where that is `_together`. (Measured.)
-ALWAYS, TOGETHER = 1 << 12, 1 << 16
+ALWAYS, TOGETHER = 1 << 12, PARALLEL_FROM - 1
 
 
 def _together(channels: int, inner: int) -> bool:

@@ -566,26 +566,6 @@ def _of_bits(k, other):
     return lambda k, other: back(k)
 
 
-@teach(p.unsigned)
-def _unsigned(i):
-    as_unsigned = _to[getattr(types, f"uint{i.bitwidth}")]
-    return lambda i: as_unsigned(i)
-
-
-@teach(p.keys_between)
-def _keys_between(most, least, farthest, other):
-    if isinstance(other, types.Integer):
-        return lambda most, least, farthest, other: (least, most)
-    back, as_int = _to[other], _to[least]
-
-    def keys_between(most, least, farthest, other):
-        low = as_int(farthest) if least < 0 else least
-        high = most if most >= 0 else least
-        return p.key(back(low)), p.key(back(high))
-
-    return keys_between
-
-
 @teach(p.value)
 def _value(k, other):
     if isinstance(other, types.Integer):

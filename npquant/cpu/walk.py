@@ -274,7 +274,7 @@ def as_they_lie(
     granularity: Granularity, x: Array
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:
     """How the channels of `x` lie in memory, if they can be taken so in any order, and its axes."""
-    if strided.every_second(x):
+    if plain(x) or strided.every_second(x):
         return granularity.layout(x.shape, None), None
     return _as_they_lie(granularity, [x], ordered=False)
 
