@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import npquant as nq
@@ -93,7 +94,8 @@ def _demo(train: bool, json: bool, plot: Path | None) -> int:
             plot.write_bytes(drawn)
         except OSError as error:  # a full disk
             if plot.is_file():
-                plot.unlink()  # a part of a picture is none
+                with suppress(OSError):
+                    plot.unlink()  # a part of a picture is none
             return _cannot_write(plot, error)
         _say(f"\nwrote {plot}")
     return 0

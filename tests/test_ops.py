@@ -200,6 +200,15 @@ def test_quantize_per_token_and_group(dtype, scale_dtype):
             agree("quantize_per_channel_group", wide, *grouped, *bounds, target, 256)
 
 
+@pytest.mark.parametrize("scale_dtype", **named((F16, BF16)))
+def test_zero_points_of_tokens_are_of_the_type_of_what_they_are_added_to(scale_dtype):
+    """Two bytes do not hold 2049; the product of a float32 and a scale of two bytes does."""
+    x = np.random.default_rng(0).normal(size=(3, 40)).astype(F32)
+    scales = np.array([0.25, 0.5, 0.125], scale_dtype)
+    zero_points = np.array([2049, -2051, 4097])
+    agree("quantize_per_token", x, scales, zero_points, -32768, 32767, np.int16)
+
+
 def beside_ties(scale, least, most, n, rng):
     """Values a few float32 beside ties, so many codes from 0."""
     k = rng.integers(least, max(most, least + 1), n) * rng.choice([-1, 1], n)
@@ -240,7 +249,7 @@ def test_float64_scales_are_guessed_in_float32(dtype, target):
 def test_no_guess_is_sure_of_what_is_next_to_a_tie():
     """Of 20,000 scales, the float32 nearest to ties: 1e-8 of a code above or below, or less.
 
-    In rows of 17, as whole blocks go by the rule.
+    In rows of 17, as short blocks go by the rule.
     """
     rng = np.random.default_rng(0)
     scales = rng.uniform(0.01, 2, 20_000)
@@ -915,6 +924,15 @@ def test_extremes_in_any_tile(place):
             agree("choose_qparams", x, -128, 127, 1e-5, np.int8)
             agree("choose_qparams_per_token_asymmetric", x, np.int8)
             agree("choose_qparams_per_token_asymmetric", np.stack([x, x / 2], axis=1).T, np.int8)
+
+
+@pytest.mark.parametrize("place", [0, 21_844, 21_845, 50_000, 69_999])
+def test_extremes_of_columns_in_any_tile(place):
+    for sign in (1, -1):
+        x = np.random.default_rng(4).normal(size=70_000).astype(F32)
+        x[place] = sign * 100
+        columns = np.stack([x, x / 2, np.roll(x, 1)], axis=1)
+        agree("choose_qparams_per_token_asymmetric", columns.T, np.int8)
 
 
 # --- qparams, fused, conversion ---------------------------------------------------------------

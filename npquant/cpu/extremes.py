@@ -20,13 +20,11 @@ from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import Granularity, Layout, Spans
+from npquant.layout import TILE, Granularity, Layout, Spans
 from npquant.primitives import item, key, value, widen
 
 Array = np.ndarray[Any, Any]
 
-#: Elements of a channel that are looked at together.
-TILE = 1 << 14
 #: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
 WIDE = 1024
 #: Extremes of tiles that are kept at a time, where channels lie side by side.

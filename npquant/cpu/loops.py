@@ -35,7 +35,7 @@ _is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 SHORT = table.RUN
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache, and are done LONG elements at a time, which takes a little less time where
-#: no cache holds the array. What may be guessed is where runs are longer than LONG_GUESSED.
+#: no cache holds the array. Of blocks up to LONG_GUESSED nothing is guessed.
 BLOCK, LONG, LONG_GUESSED = 16, 512, 96
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.

@@ -33,13 +33,8 @@ Array = np.ndarray[Any, Any]
 
 
 #: Up to so many elements, one compiled call that goes from channel to channel is faster than
-#: several that go along the memory: always, and where that is `_together`. (Measured.)
-ALWAYS, TOGETHER = 1 << 12, PARALLEL_FROM - 1
-
-
-def _together(channels: int, inner: int) -> bool:
-    """Whether the elements of a channel lie together, or so few in a row that all else is slow."""
-    return inner >= 16 or (inner if inner > 1 else channels) < 8
+#: several that go along the memory: always, and where runs are of `RUN` elements. (Measured.)
+ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
 
 
 @register_jitable
@@ -71,8 +66,7 @@ _small_ranges = Kernel(_ranges, "ranges", _ranges_signature)
 
 def few(granularity: Granularity, n: int) -> bool:
     """Whether one call that goes from channel to channel is best for contiguous `n` elements."""
-    channels, inner, _ = granularity
-    return 0 < n <= ALWAYS or (0 < n <= TOGETHER and _together(channels, inner))
+    return 0 < n <= (TOGETHER if granularity.inner >= RUN else ALWAYS)
 
 
 def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:

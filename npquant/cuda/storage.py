@@ -69,7 +69,7 @@ def _at(p, c):
 
 @overload(p.narrowed)
 def _narrowed(zero_point, t, other):
-    """As it is: nobody has looked whether it is small."""
+    """As it is: nobody has looked whether it is small, and per token it need not be."""
     return lambda zero_point, t, other: zero_point
 
 

@@ -45,6 +45,7 @@ def check(path: Path) -> None:
         trial.savefig(BytesIO(), format=kind)
     except (RuntimeError, OSError, ImportError) as error:
         raise ValueError(f"matplotlib cannot draw {kind!r} here: {error}") from error
+    path = path.resolve()  # not a link to it
     new = not path.exists()
     path.open("ab").close()
     if new:

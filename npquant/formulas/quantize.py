@@ -34,7 +34,7 @@ def tensor_inverse(x: Any, inverse: Any, zero_point: Any, constants: Any, y: Any
 
 @formula
 def channel_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `quantize` per channel."""
+    """Parameters of `quantize` per channel; on a GPU also of `quantize_zero_first`."""
     inverse = reciprocal(scale)
     return inverse, narrowed(zero_point, widen(item(x)) * inverse, item(y))
 
