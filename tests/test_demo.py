@@ -22,7 +22,17 @@ from matplotlib import image
 
 import npquant as nq
 from npquant import cli
-from npquant.demo import Report, Row, TrainReport, TrainRow, evaluate, run, run_training, train
+from npquant.demo import (
+    Report,
+    Row,
+    TrainReport,
+    TrainRow,
+    evaluate,
+    plot,
+    run,
+    run_training,
+    train,
+)
 from npquant.demo.digits import Layer, load_digits, load_network
 
 WAYS = list(product([8, 4, 3, 2], ["tensor", "channel", "group"], ["symmetric", "affine"]))
@@ -378,6 +388,14 @@ def test_plot_that_is_not_drawn_leaves_what_was_there(
             cli.main(["demo", "--plot", str(path)])
     assert there.read_bytes() == b"a picture"
     assert not new.exists()
+
+
+def test_a_trial_leaves_a_link_to_nothing_as_it_is(tmp_path: Path) -> None:
+    link, missing = tmp_path / "link.png", tmp_path / "accuracy.png"
+    link.symlink_to(missing)
+    plot.check(link)
+    assert link.is_symlink()
+    assert not missing.exists()
 
 
 @pytest.mark.usefixtures("same_report")

@@ -458,7 +458,7 @@ FAULTS = (
           "plus(like(_NOTHING, times(item(x), inverse)), zero_point)",
           "plus(like(_NOTHING, inverse), zero_point)",
           "zero points of tokens in the type of the scales",
-          tests("ops", "zero_points_of_tokens_are_of_the_type")),
+          tests("ops", "zero_points_of_tokens_are_of_the_type_of_what_they_are_added_to")),
     Fault("cpu/extremes.py",
           "return (u if widen(v) == widen(v) else v), ",
           "return u, ",
