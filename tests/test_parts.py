@@ -1,5 +1,11 @@
 """Machine code is made of kernels alone, and others may still call what they are made of."""
 
+import os
+import platform
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from numba import config, njit
@@ -28,6 +34,11 @@ def fourth(v):
 def _segment(begin, end, x, y):
     for i in range(begin, end):
         y[i] = fourth(x[i]) + np.float64(np.hypot(x[i], 0.0))
+
+
+def _in_vectors(begin, end, x, y):
+    for i in range(np.uintp(end)):
+        y[i] = fourth(x[i])
 
 
 def _wrong(begin, end, x, y):
@@ -75,3 +86,29 @@ def test_what_cannot_be_compiled_leaves_the_compiler_as_it_was(made):
         kernel(5, 5, (np.ones(5), np.ones(5)), ())
     assert "create_library" not in vars(cpu_target.target_context.codegen())
     fourth_powers("right")
+
+
+#: Of an older processor of Intel's and a later one, and how long their vectors are to be.
+INTELS = {
+    "cascadelake": ("+avx512f,+avx512vl,+avx512vnni", "ymm"),
+    "icelake-server": ("+avx512f,+avx512vl,+avx512vbmi2", "zmm"),
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="nobody else has vectors so long")
+@pytest.mark.parametrize("name", INTELS)
+def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
+    """Compiled for another processor, and not run."""
+    features, longest = INTELS[name]
+    code = """if True:
+        from test_parts import FLOAT64, Kernel, _in_vectors
+        kernel = Kernel(_in_vectors, "fourth_powers", lambda: (FLOAT64, FLOAT64))
+        print(kernel._code[()].library.get_asm_str())
+    """
+    env = {
+        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                         env=os.environ | env)  # fmt: skip
+    assert max(re.findall(r"vmulpd\s.*([xyz]mm)", run.stdout)) == longest
