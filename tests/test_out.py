@@ -7,7 +7,11 @@ import pytest
 import npquant as nq
 from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
+from npquant import backend
+from npquant.checks.calls import forget
+from npquant.cpu.loops import Elementwise
 from npquant.cpu.strided import PIECE
+from npquant.ops import fast_path
 
 SHAPES = ((4, 8), (2, 3, 4, 8))
 
@@ -236,3 +240,52 @@ def test_a_read_only_view_of_out_is_out_itself():
     x.flags.writeable = False
     expected = nq.fake_quantize_per_tensor_affine(x.copy(), 0.3, 2, -8, 7)
     assert_same(nq.fake_quantize_per_tensor_affine(x, 0.3, 2, -8, 7, out=out), expected)
+
+
+#: Ops of one array with qparams, whose results are not narrower than their data.
+NOT_NARROWER = [name for name in WITH_OUT if name.startswith(("fake_quant", "dequantize"))]
+NOT_NARROWER = [name for name in NOT_NARROWER if not name.endswith("_backward")]
+
+
+@pytest.fixture
+def past_caches(monkeypatch):
+    """Results of any size are written past the caches; a list of the granularities of which."""
+    asked, in_one_call = [], Elementwise.in_one_call
+
+    def spied(self, granularity, n, code, past=False):
+        if past:
+            asked.append(granularity)
+        return in_one_call(self, granularity, n, code, past)
+
+    monkeypatch.setattr(Elementwise, "in_one_call", spied)
+    monkeypatch.setattr(fast_path, "PAST", 1)
+    forget()
+    yield asked
+    forget()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", NOT_NARROWER)
+def test_past_the_caches(name, threads, past_caches, monkeypatch):
+    """Runs of every length, wherever in a line of the cache the result begins."""
+    monkeypatch.setattr(fast_path, "threads", lambda: threads)
+    small = (1,), (5000,), (3, 1700), (130, 32), (9, 3, 50), (40, 512), (2, 1031)
+    for shape in small if threads == 1 else ((4, 70_001), (1 << 13, 48)):
+        if not fits(name, shape):
+            continue
+        for axis in axes(name, shape)[:1]:
+            kwargs = arguments(name, shape, axis)
+            if "learnable" in name:
+                kwargs["scale"] = kwargs["scale"].astype(np.float32)
+            before = len(past_caches)
+            (expected,) = results(name, kwargs)
+            assert len(past_caches) > before
+            for place in (0, 1, 13) if threads == 1 else (3,):
+                room = np.zeros(expected.size + 32, expected.dtype)
+                out = room[place : place + expected.size].reshape(shape)
+                with monkeypatch.context() as patch:
+                    patch.setattr(backend, "of", None)  # which the long way calls
+                    assert results(name, kwargs | {"out": out})[0] is out
+                assert_same(out, expected, (shape, axis, place))
+                assert not room[:place].any()
+                assert not room[place + expected.size :].any()

@@ -19,9 +19,27 @@ from numba import types
 from numba.extending import register_jitable
 
 from npquant.cpu import packed, strided, table
-from npquant.cpu.memory import LINE, bare, fetch, narrows, near, to_line
+from npquant.cpu.memory import (
+    LINE,
+    bare,
+    fetch,
+    local,
+    narrows,
+    near,
+    settle,
+    to_line,
+    write_past,
+)
 from npquant.cpu.steps import STRIP, brought, in_steps
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
+from npquant.cpu.target import (
+    GRAIN,
+    PARALLEL_FROM,
+    Either,
+    Kernel,
+    Types,
+    array_type,
+    usual,
+)
 from npquant.cpu.walk import Piece, never, pieces, plain, turned_to_memory
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
@@ -53,6 +71,10 @@ MANY, NEAR, AT_ONCE, FAR = 2048, 1024, 64, 1 << 22
 #: fetched, FETCHED elements at a time: of the next row where parts of rows are done, else those
 #: AHEAD. It pays where most of what moves is read.
 FETCHED, AHEAD = 256, 1024
+
+#: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
+#: them and runs are not short. They wait on the stack until they are LONG or more, MADE at most.
+PAST, MADE = 1 << 25, 2 * LONG
 
 #: Codes of one byte.
 CODES = 256
@@ -98,40 +120,57 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        def runs(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-            mask: Any,
-        ) -> Any:  # fmt: skip
-            """Whether the first `look` qparams are `usual`; only then anything is written."""
-            if not usual(look, scale, zero_point, least, most):
-                return False
-            if begin == end:  # of nothing there may be no channels to divide by
+        def runs_to(past: bool) -> Callable[..., Any]:
+            """The loop of long runs, and whether it writes `past` the caches."""
+
+            def runs(
+                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+                mask: Any,
+            ) -> Any:  # fmt: skip
+                """Whether the first `look` qparams are `usual`; only then anything is written."""
+                if not usual(look, scale, zero_point, least, most):
+                    return False
+                if begin == end:  # of nothing there may be no channels to divide by
+                    return True
+                constants = lo, hi, nan
+                made, held = local(MADE, item(y)), 0
+                row = (first + begin) // inner
+                skip = (first + begin) - row * inner
+                c = row % channels
+                while begin < end:
+                    stop = min(begin + inner - skip, end)
+                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                    while begin < stop:
+                        m = stop - begin
+                        if m > LONG:
+                            m = to_line(y if past else x, begin) or LONG
+                        # An unsigned index is not checked for wrap-around: the loop is vectorised.
+                        base = np.uintp(begin)
+                        if past:
+                            to = np.uintp(held)
+                            for k in range(np.uintp(m)):
+                                value, _ = element(each(x, base + k), p, constants, y)
+                                store(made, to + k, value)
+                            held += m
+                            if held >= LONG:
+                                held = write_past(y, begin + m - held, made, held)
+                        else:
+                            value, _ = element(each(x, base), p, constants, y)  # for its type alone
+                            room = packed.room(LONG, value)
+                            for k in range(np.uintp(m)):
+                                value, inside = element(each(x, base + k), p, constants, y)
+                                packed.hold(room, k, y, base + k, value)
+                                store(mask, base + k, inside)
+                            packed.release(room, m, y, base)
+                        begin += m
+                    skip = 0
+                    c = c + 1 if c + 1 < channels else 0
+                if past:
+                    _write_rest(y, end - held, made, held)
                 return True
-            constants = lo, hi, nan
-            row = (first + begin) // inner
-            skip = (first + begin) - row * inner
-            c = row % channels
-            while begin < end:
-                stop = min(begin + inner - skip, end)
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                while begin < stop:
-                    m = stop - begin
-                    if m > LONG:
-                        m = to_line(x, begin) or LONG
-                    # An unsigned index is not checked for wrap-around, so the loop is vectorised.
-                    base = np.uintp(begin)
-                    value, _ = element(each(x, base), p, constants, y)  # for its type alone
-                    room = packed.room(LONG, value)
-                    for k in range(np.uintp(m)):
-                        value, inside = element(each(x, base + k), p, constants, y)
-                        packed.hold(room, k, y, base + k, value)
-                        store(mask, base + k, inside)
-                    packed.release(room, m, y, base)
-                    begin += m
-                skip = 0
-                c = c + 1 if c + 1 < channels else 0
-            return True
+
+            return runs
 
         def strips(
             begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -252,8 +291,9 @@ class Elementwise:
                 begin = last
             return True
 
+        runs, runs_past = runs_to(False), runs_to(True)
         if steps:
-            strip, runs = in_steps(*steps), strips
+            strip, runs, runs_past = in_steps(*steps), strips, strips
         # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
         self.rule = run = register_jitable(runs)
         self._whole_by_rule = register_jitable(whole(_OF_BLOCKS))
@@ -295,6 +335,9 @@ class Elementwise:
             for bits in (_OF_BLOCKS, *_LENGTHS)
         }
         self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
+        self._runs_past = Kernel(
+            runs_past, f"{name}_runs_past", _looking(_signature), work, whole=False
+        )
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
         self._periods_apart = Kernel(
             periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
@@ -354,22 +397,23 @@ class Elementwise:
             self._flat(piece, u, s, z, constants, precision, v, w)
 
     def in_one_call(
-        self, granularity: Granularity, n: int, code: str
+        self, granularity: Granularity, n: int, code: str, past: bool = False
     ) -> tuple[Kernel, int, int, int]:
         """What does contiguous arrays of `n` elements in one call: its items, repeats, and grain.
 
-        Its serial form looks at the qparams first.
+        Its serial form looks at the qparams first. With `past`, it writes past the caches where
+        runs are long.
         """
         if code == "wide" and self._wide is not None:
-            return self._wide.in_one_call(granularity, n, code)
+            return self._wide.in_one_call(granularity, n, code, past)
         channels, inner, _ = granularity
         inner = inner or n
-        if blocks := self._whole(inner, n):
+        if not past and (blocks := self._whole(inner, n)):
             return blocks, n // inner, 0, GRAIN // inner
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):
             period = channels * inner
             return self._periods, n, -(-n // period), _grain(period)
-        return self._runs, n, 0, GRAIN
+        return self._runs_past if past else self._runs, n, 0, GRAIN
 
     def _whole(self, inner: int, n: int) -> Kernel | None:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
@@ -616,6 +660,15 @@ def _repeated(period: Any, span: Any) -> Any:
     """A multiple of `period` that is no shorter than LEAST_PERIOD, but much shorter than `span`."""
     least = min(LEAST_PERIOD, span // 8)
     return (least + period - 1) // period * period if period < least else period
+
+
+@register_jitable
+def _write_rest(y: Any, first: Any, made: Any, n: Any) -> None:
+    """Write what `write_past` has left; others may be told of all that was written."""
+    base = np.uintp(first)
+    for k in range(np.uintp(n)):
+        y[base + k] = made[k]
+    settle()
 
 
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:

@@ -18,6 +18,8 @@ from npquant.cpu.lowered import lowered
 #: Bytes of a line of the cache. A vector that lies in two of them takes twice as long to load, and
 #: NumPy's large arrays begin 16 bytes behind one.
 LINE = 64
+#: Bytes that are written past the caches in one step: half a line takes less time than a whole one.
+HALF = 32
 
 
 class EverySecond(types.Array):  # type: ignore[misc]
@@ -181,6 +183,70 @@ def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(values, types.intp, types.intp), codegen
+
+
+def write_past(y: Any, first: Any, made: Any, n: Any) -> int:
+    """Write `n` values to `y`, from `first` on, past the caches, but for those after the last line.
+
+    These become the first of `made`, and how many they are is returned. What is overwritten need
+    not be read before, as it is for what goes by a cache. Others see it after `settle`.
+    """
+    y[first : first + n] = made[:n]
+    return 0
+
+
+def _as(builder: Any, place: Any, kind: Any) -> Any:
+    return builder.bitcast(place, kind.as_pointer())
+
+
+@lowered(write_past)
+def _write_past(context: Any, y: Any, first: Any, made: Any, n: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = data_of(context, builder, y, args[0])
+        read = data_of(context, builder, made, args[2])
+        first, n = args[1], args[3]
+        element, word = context.get_data_type(y.dtype), n.type
+        size = context.get_abi_sizeof(element)
+        past = builder.module.add_metadata([ir.IntType(32)(1)])
+
+        def move(k: Any, some: int) -> None:
+            kind = ir.VectorType(element, some) if some > 1 else element
+            to = builder.gep(data, [builder.add(first, k)])
+            value = builder.load(_as(builder, builder.gep(read, [k]), kind), align=size)
+            store = builder.store(value, _as(builder, to, kind), align=size * some)
+            if some > 1:
+                store.set_metadata("nontemporal", past)
+
+        place = builder.add(builder.udiv(builder.ptrtoint(data, word), word(size)), first)
+        head = builder.and_(builder.neg(place), word(LINE // size - 1))
+        head = builder.select(builder.icmp_signed("<", head, n), head, n)
+        lines = builder.and_(builder.sub(n, head), word(-LINE // size))
+        tail = builder.add(head, lines)
+        with cgutils.for_range(builder, head) as loop:
+            move(loop.index, 1)
+        with cgutils.for_range_slice(builder, head, tail, word(LINE // size), word) as (k, _):
+            for half in 0, HALF // size:
+                move(builder.add(k, word(half)), HALF // size)
+        rest = builder.sub(n, tail)
+        with cgutils.for_range(builder, rest) as loop:
+            value = builder.load(builder.gep(read, [builder.add(tail, loop.index)]))
+            builder.store(value, builder.gep(read, [loop.index]))
+        return rest
+
+    return types.intp(y, types.intp, made, types.intp), codegen
+
+
+def settle() -> None:
+    """What was written past the caches comes before whatever other threads are told of it."""
+
+
+@lowered(settle)
+def _settle(context: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 def address(x: Any) -> int:

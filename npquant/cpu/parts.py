@@ -25,8 +25,10 @@ _WHOLE_VECTORS = '"prefer-vector-width"="512"'
 class _Kernel(JITCodeLibrary):  # type: ignore[misc]
     """A function in vectors as long as the processor has."""
 
+    whole = True
+
     def add_ir_module(self, ir_module: Any) -> None:
-        if _LATER in self._codegen._tm_features.split(","):
+        if self.whole and _LATER in self._codegen._tm_features.split(","):
             for function in ir_module.functions:
                 # As of any set: `add` of these knows the names of LLVM's own attributes alone.
                 set.add(function.attributes, _WHOLE_VECTORS)
@@ -45,6 +47,9 @@ class _Part(_Kernel):
         """What is told where Python's globals are, for machine code that needs them."""
         return self._no_engine
 
+    def _optimize_final_module(self) -> None:
+        """Nothing: it is done where it is inlined."""
+
     def get_pointer_to_function(self, name: str) -> int:
         """Null, which says that there is no such function."""
         self._ensure_finalized()
@@ -55,12 +60,14 @@ class _Part(_Kernel):
 
 
 @contextlib.contextmanager
-def parts_of(kernel: str) -> Iterator[None]:
+def parts_of(kernel: str, whole: bool = True) -> Iterator[None]:
     """Machine code is made of the function of this name alone; the compiler's lock is held."""
     codegen = cpu_target.target_context.codegen()
 
     def library(name: str) -> Any:
-        return (_Kernel if name == kernel else _Part)(codegen, name)
+        made = (_Kernel if name == kernel else _Part)(codegen, name)
+        made.whole = whole
+        return made
 
     codegen.create_library = library
     try:

@@ -134,6 +134,8 @@ class Kernel:
     work : int
         What an element costs: 1 where it is little more than moved, and 4 where sums are made, or
         exponentials.
+    whole : bool
+        Whether to compute in vectors as long as the processor has.
     """
 
     def __init__(
@@ -142,8 +144,9 @@ class Kernel:
         name: str,
         signature: Callable[..., Types],
         work: int = 1,
+        whole: bool = True,
     ) -> None:
-        self.name, self.work, self._signature = name, work, signature
+        self.name, self.work, self._signature, self._whole = name, work, signature, whole
         self._segment = renamed(segment, name)
         self._code = Compiled(self._compile)
         self.serial = Compiled(lambda key: self._code[key].entry_point)
@@ -170,7 +173,8 @@ class Kernel:
             _saved, _alone_until = 0.0, start + took + min(ALONE * took, ALONE_AT_MOST)
 
     def _compile(self, key: Key) -> Any:
-        return _compile(self._segment, (types.intp, types.intp, *self._signature(*key)))
+        signature = types.intp, types.intp, *self._signature(*key)
+        return _compile(self._segment, signature, self._whole)
 
     def _compile_parallel(self, key: Key) -> Any:
         """What spreads segments of one signature, and where the pool's loop and this one are."""
@@ -234,13 +238,13 @@ def renamed(function: Callable[..., Any], name: str) -> Any:
     return copy
 
 
-def _compile(function: Any, signature: tuple[types.Type, ...]) -> Any:
+def _compile(function: Any, signature: tuple[types.Type, ...], whole: bool = True) -> Any:
     """What Numba has of the compiled function of one signature."""
     dispatcher = njit(**OPTIONS)(function)
     if DISABLE_JIT:
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
-    with global_compiler_lock, parts_of(function.__qualname__):
+    with global_compiler_lock, parts_of(function.__qualname__, whole):
         dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 

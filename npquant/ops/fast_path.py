@@ -17,6 +17,7 @@ from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu import dynamic
 from npquant.cpu.fused import OVERLAP, REST
+from npquant.cpu.loops import PAST
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.strided import PIECE
 from npquant.cpu.sums import NO_SUMS
@@ -102,6 +103,7 @@ def fast_path(
     masked: bool = False,
     place: int = 0,
     inverse: bool = False,
+    past: bool = False,
 ) -> FastPath:
     """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
 
@@ -114,15 +116,24 @@ def fast_path(
     the reciprocal of a scale.
 
     With several dtypes there are as many inputs, of which the one at `place` may be `out` too;
-    `names` are those of the others, which may not, and of the qparams.
+    `names` are those of the others, which may not, and of the qparams. With `past`, results are
+    written past the caches if they may: where large arrays are given for them. In new memory they
+    are not, as the system has just cleared it by way of the caches.
     """
     n, code = prod(shape), precision[2]
     if kind is not np.ndarray:
         return no_fast_path
     # A kernel's public name is the method `run` of its `Elementwise`.
-    run, items, repeats, grain = getattr(cpu, kernel).__self__.in_one_call(granularity, n, code)
+    op, beyond = getattr(cpu, kernel).__self__, None
+    run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
     large = n * run.work >= PARALLEL_FROM
     flat, several = len(shape) == 1, type(dtype) is tuple
+    wide = not isinstance(dtype, tuple) and target.itemsize >= dtype.itemsize
+    if wide and not past and n * target.itemsize >= PAST:
+        beyond = fast_path(
+            kernel, kind, shape, dtype, granularity, shapes, constants, precision, target, kinds,
+            within, names, masked, place, inverse, past=True,
+        )  # fmt: skip
     channels, inner, _ = granularity
     inner = inner or n
     # A float is one already: an integer is asked for it in every call.
@@ -173,6 +184,8 @@ def fast_path(
             as_it_is = x.flags.carray or plain(x)
         if not as_it_is:
             return None if flat or out is not None else as_they_lie(x, scale, zero_point)
+        if beyond is not None and out is not None:
+            return beyond(x, scale, zero_point, out)
         qparams = scale, zero_point
         if not shapes:
             scale = scale if type(scale) is float else _number(scale)
