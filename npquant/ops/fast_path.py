@@ -23,7 +23,7 @@ from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import plain
 from npquant.dtypes import DType
-from npquant.layout import Granularity, memory_order
+from npquant.layout import Granularity, order_of_strides
 
 _INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
 #: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
@@ -40,6 +40,8 @@ PYTHON_NUMBERS: Kinds = (_NUMBERS,)
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 # Names of this module are found sooner than those of another.
 _Array, _empty, _float32 = np.ndarray, np.empty, dtypes.float32
+#: Elements of an array that is packed before it goes the short way: the long one packs it, too.
+MOST = PIECE
 
 #: ``fast_path(x, scale, zero_point, out) -> (output, mask)``, or None: see `fast_path`.
 FastPath = Callable[..., tuple[Array, Any] | None]
@@ -47,6 +49,8 @@ FastPath = Callable[..., tuple[Array, Any] | None]
 Dynamic = Callable[[Array], tuple[Array, Array, Array] | None]
 #: The same of three gradients.
 Backward = Callable[..., tuple[Array, Array, Array] | None]
+#: The axes of data, from the slowest to the fastest in memory.
+Order = tuple[int, ...]
 
 
 def no_fast_path(*args: Any) -> None:
@@ -65,14 +69,90 @@ def _number(qparam: Any) -> Any:
 
 
 class _Entries(dict[Any, Any]):
-    """What is found once: compiled functions by the dtypes of qparams, None of unusual ones."""
+    """What is found once: compiled functions by the dtypes of qparams, None of unusual ones.
+
+    Or what is done with data, by their strides; of these there may be many, in the end too many.
+    """
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         self._find = find
 
     def __missing__(self, kinds: Any) -> Any:
+        if len(self) >= 64:
+            self.clear()
         self[kinds] = found = self._find(kinds)
         return found
+
+
+def _packed(x: Array) -> Array:
+    """`x` as a kernel takes it, if it must be as a copy in C order."""
+    return x if x.flags.carray or plain(x) else x.copy()
+
+
+def _no_turn(lying: tuple[int, ...], order: Order) -> None:
+    """What stands for `turned` where data are taken in C order alone."""
+
+
+def otherwise(
+    at_once: Callable[..., Any],
+    shape: tuple[int, ...],
+    itemsize: int,
+    alike: int,
+    turned: Callable[[tuple[int, ...], Order], Any] = _no_turn,
+    place: int | None = None,
+    updated: bool = False,
+) -> Callable[..., Any]:
+    """What `at_once`, of contiguous data, is for others; None of what is too large to be packed.
+
+    Dense data whose axes lie in another order go, as a view, to `turned(lying, order)`: the same
+    for the shape as it lies, where there is such a thing. The others are packed by NumPy. As the
+    long way makes them, the first `alike` results lie as dense data do, else in C order.
+
+    With `place` there are several arrays of data, of which that one says how results lie. With
+    `updated`, all but the first of what is taken beside the data is written to.
+    """
+    n, axes = prod(shape), tuple(range(len(shape)))
+
+    def find(strides: tuple[int, ...]) -> tuple[Order | None, Any, Any]:
+        """The order of the axes if it is another one, what puts it back, and what is turned."""
+        order = order_of_strides(shape, strides, itemsize)
+        if order is None or order == axes:
+            return None, None, None
+        back = tuple(sorted(axes, key=order.__getitem__))
+        return order, back, turned(tuple([shape[i] for i in order]), order)
+
+    ways = _Entries(find)
+
+    def call(x: Any, *rest: Any) -> Any:
+        order, back, lying = ways[(x if place is None else x[place]).strides]
+        if lying is not None:
+            x = x.transpose(order) if place is None else tuple([a.transpose(order) for a in x])
+            done = lying(x, *rest)
+            if done is None:
+                return None
+        else:
+            if n > MOST:
+                return None
+            if updated:  # which no kernel sees of a copy
+                for a in rest[1:]:
+                    if type(a) is not _Array or np.may_share_memory(a, x):
+                        return None
+            done = at_once(x.copy() if place is None else tuple(map(_packed, x)), *rest)
+            if done is None or order is None or not alike:
+                return done
+            y = done[0].transpose(order).copy()
+            if alike == 1:
+                done = y, *done[1:]
+            else:
+                done = y, None if done[1] is None else done[1].transpose(order).copy()
+        if alike == 1:
+            return done[0].transpose(back), *done[1:]
+        if not alike:
+            return done
+        y, mask = done
+        return y.transpose(back), None if mask is None else mask.transpose(back)
+
+    return call
 
 
 def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
@@ -139,30 +219,22 @@ def fast_path(
     known = frozenset(kinds)
     entries = _Entries(lambda given: run.serial[key(given)] if given in known else None)
 
-    def turned(order: tuple[int, ...] | None) -> tuple[FastPath, Any, Any]:
-        """The same of data whose axes are put into this order, and what puts results back."""
-        cut = None if order is None else granularity.layout(shape, order)
-        if order is None or cut is None or order == (axes := tuple(range(len(shape)))):
-            return no_fast_path, None, None
-        lying, back = tuple([shape[i] for i in order]), tuple(sorted(axes, key=order.__getitem__))
-        at_once = fast_path(
+    def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
+        cut = granularity.layout(shape, order)
+        return cut and fast_path(
             kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, precision,
             target, kinds, within, names, masked, place, inverse,
         )  # fmt: skip
-        return at_once, order, back
 
-    orders = _Entries(turned)
-
-    def as_they_lie(x: Any, scale: Any, zero_point: Any) -> tuple[Array, Any] | None:
-        at_once, order, back = orders[memory_order(x[0] if several else x)]
-        if order is None:
+    def onto(x: Any, scale: Any, zero_point: Any, out: Any) -> tuple[Array, Any] | None:
+        """Of data that are not contiguous, from which `out` is as far as it must be."""
+        if n > MOST:
             return None
-        x = tuple([a.transpose(order) for a in x]) if several else x.transpose(order)
-        done = at_once(x, scale, zero_point)
-        if done is None:
+        u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
+        y = checks.output(out, u, target, names, (*others, scale, zero_point))
+        if not y.flags.carray:
             return None
-        y, mask = done
-        return y.transpose(back), None if mask is None else mask.transpose(back)
+        return call(tuple(map(_packed, x)) if several else x.copy(), scale, zero_point, y)
 
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
@@ -172,7 +244,9 @@ def fast_path(
         else:
             as_it_is = x.flags.carray or plain(x)
         if not as_it_is:
-            return None if flat or out is not None else as_they_lie(x, scale, zero_point)
+            if out is None:
+                return as_it_lies(x, scale, zero_point)
+            return onto(x, scale, zero_point, out)
         qparams = scale, zero_point
         if not shapes:
             scale = scale if type(scale) is float else _number(scale)
@@ -218,6 +292,8 @@ def fast_path(
                          lo, hi, nan, v, w)  # fmt: skip
         return (y, mask) if done else None
 
+    size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
+    as_it_lies: FastPath = otherwise(call, shape, size, 2, turned, place if several else None)
     return call
 
 
@@ -231,7 +307,7 @@ def fast_backward(
     constants: tuple[Any, ...],
     code: str,
 ) -> Backward:
-    """The same of learned qparams: a function of gradient, input and qparams, to the gradients."""
+    """The same of learned qparams: of (gradient, input) and qparams, to the gradients."""
     n = prod(shape)
     found = getattr(cpu, kernel).in_one_call(granularity, n, code) if kind is np.ndarray else None
     if found is None:
@@ -242,19 +318,20 @@ def fast_backward(
     (lo, hi, factor), flat = map(float, constants), len(shape) == 1
     entry: Any = None
 
-    def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
+    def call(data: Any, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
         nonlocal entry
+        grad, x = data
         if large and threads() > 1:
             return None
+        if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
+            return None
+        if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
+            return as_it_lies(data, scale, zero_point)
         if not (
-            type(grad) is type(scale) is type(zero_point) is _Array
-            and grad.dtype == dtype
+            type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
-            and grad.shape == shape
             and (given := scale.shape) in shapes
             and zero_point.shape == given
-            and (grad.flags.carray or plain(grad))
-            and (x.flags.carray or plain(x))
             and (scale.flags.carray or plain(scale))
             and (zero_point.flags.carray or plain(zero_point))
         ):
@@ -271,10 +348,11 @@ def fast_backward(
         if scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
             slope, shift = slope.ravel(), shift.ravel()
-        done = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
+        good = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
                      lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
-        return results if done else None
+        return results if good else None
 
+    as_it_lies: Backward = otherwise(call, shape, dtype.itemsize, 1, place=1)
     return call
 
 
@@ -301,14 +379,22 @@ def fast_choice(
     channels, inner, _ = granularity
     (lo, hi), (scales, zero_points) = bounds, kinds
 
+    def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
+        cut = granularity.layout(shape, order)
+        return cut and fast_choice(
+            kernel, kind, lying, dtype, Granularity(*cut, None), bounds, eps, middle, precision,
+            results, kinds,
+        )  # fmt: skip
+
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return None
+            return as_it_lies(x)
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         s, z = scale.ravel(), zero_point.ravel()
         compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
         return scale, zero_point
 
+    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 0, turned)
     return call
 
 
@@ -343,7 +429,7 @@ def fast_dynamic(
 
     def call(x: Array) -> tuple[Array, Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return None
+            return as_it_lies(x)
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
@@ -356,6 +442,7 @@ def fast_dynamic(
         good = run.serial[key](done, rows, rows, *within, *args)
         return (y, scale, zero_point) if good else None
 
+    as_it_lies: Dynamic = otherwise(call, shape, dtype.itemsize, 1)
     return call
 
 
@@ -363,21 +450,23 @@ def fast_choice_of_range(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
     eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
 ) -> FastPath:  # fmt: skip
-    """The same of least and greatest values, if they are in order."""
+    """The same of (least, greatest) values, if they are in order."""
     if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
         return no_fast_path
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
     (lo, hi), (scales, zero_points) = bounds, kinds
     results = shape or (1,)
 
-    def call(least: Array, greatest: Array) -> tuple[Array, Array] | None:
+    def call(ends: tuple[Array, Array]) -> tuple[Array, Array] | None:
+        least, greatest = ends
         if not (plain(least) and plain(greatest)):
-            return None
+            return as_it_lies(ends)
         found = s, z = np.empty(results, scales), np.empty(results, zero_points)
         if not shape:
             least, greatest = least.ravel(), greatest.ravel()
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
 
+    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 0, place=0)
     return call
 
 
@@ -413,7 +502,9 @@ def fast_step(
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
-        if not (usual_state(low, high, scale, zero_point, shapes) and plain(x)):
+        if not (x.flags.carray or plain(x)):
+            return as_it_lies(x, observing, low, high, scale, zero_point)
+        if not usual_state(low, high, scale, zero_point, shapes):
             return None
         entry = entries[zero_point.dtype]
         if entry is None:
@@ -431,6 +522,12 @@ def fast_step(
             fused.quantize(x, bounds, s, z, precision, y, mask)
         return y, mask
 
+    def turned(lying: tuple[int, ...], order: Order) -> FastPath:
+        return fast_step(
+            kernel, kind, lying, dtype, shapes, constant, bounds, eps, precision, kinds, masked
+        )
+
+    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 2, turned, updated=True)
     return call
 
 
@@ -454,11 +551,9 @@ def fast_rows(
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
-        if not (
-            usual_state(low, high, scale, zero_point, shapes)
-            and zero_point.dtype is _INT32
-            and plain(x)
-        ):
+        if not (x.flags.carray or plain(x)):
+            return as_it_lies(x, observing, low, high, scale, zero_point)
+        if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):
             return None
         y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
         u, v, w = x, y, mask
@@ -473,4 +568,5 @@ def fast_rows(
             run(channels, n, args, key, grain)
         return y, mask
 
+    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 2, updated=True)
     return call
