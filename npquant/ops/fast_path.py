@@ -21,9 +21,10 @@ from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.strided import PIECE
 from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
-from npquant.cpu.walk import plain
+from npquant.cpu.walk import PIECE as MOST
+from npquant.cpu.walk import contiguous, plain
 from npquant.dtypes import DType
-from npquant.layout import Granularity, order_of_strides
+from npquant.layout import Granularity, dense_strides, order_of_strides
 
 _INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
 #: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
@@ -40,8 +41,6 @@ PYTHON_NUMBERS: Kinds = (_NUMBERS,)
 _is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
 # Names of this module are found sooner than those of another.
 _Array, _empty, _float32 = np.ndarray, np.empty, dtypes.float32
-#: Elements of an array that is packed before it goes the short way: the long one packs it, too.
-MOST = PIECE
 
 #: ``fast_path(x, scale, zero_point, out) -> (output, mask)``, or None: see `fast_path`.
 FastPath = Callable[..., tuple[Array, Any] | None]
@@ -84,13 +83,19 @@ class _Entries(dict[Any, Any]):
         return found
 
 
-def _packed(x: Array) -> Array:
-    """`x` as a kernel takes it, if it must be as a copy in C order."""
-    return x if x.flags.carray or plain(x) else x.copy()
+def _lies_so(order: Order, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether data are dense with their axes in this order, but for axes of one."""
+    dense = dense_strides(shape, order, itemsize)
+    return all(n == 1 or a == b for n, a, b in zip(shape, strides, dense, strict=True))
 
 
-def _no_turn(lying: tuple[int, ...], order: Order) -> None:
-    """What stands for `turned` where data are taken in C order alone."""
+def _in_c_order(lying: tuple[int, ...], order: Order) -> None:
+    """What stands for `turned` where data are packed, in whatever order they lie."""
+
+
+def _not_at_once(lying: tuple[int, ...], order: Order) -> FastPath:
+    """The same where dense data go the long way."""
+    return no_fast_path
 
 
 def otherwise(
@@ -98,7 +103,7 @@ def otherwise(
     shape: tuple[int, ...],
     itemsize: int,
     alike: int,
-    turned: Callable[[tuple[int, ...], Order], Any] = _no_turn,
+    turned: Callable[[tuple[int, ...], Order], Any] = _in_c_order,
     place: int | None = None,
     updated: bool = False,
 ) -> Callable[..., Any]:
@@ -115,9 +120,13 @@ def otherwise(
 
     def find(strides: tuple[int, ...]) -> tuple[Order | None, Any, Any]:
         """The order of the axes if it is another one, what puts it back, and what is turned."""
-        order = order_of_strides(shape, strides, itemsize)
-        if order is None or order == axes:
+        if _lies_so(axes, shape, strides, itemsize):
             return None, None, None
+        order = order_of_strides(shape, strides, itemsize)
+        if order is None:
+            return None, None, None
+        if _lies_so(axes[::-1], shape, strides, itemsize):
+            order = axes[::-1]  # as it does for NumPy, wherever axes of one are
         back = tuple(sorted(axes, key=order.__getitem__))
         return order, back, turned(tuple([shape[i] for i in order]), order)
 
@@ -137,7 +146,7 @@ def otherwise(
                 for a in rest[1:]:
                     if type(a) is not _Array or np.may_share_memory(a, x):
                         return None
-            done = at_once(x.copy() if place is None else tuple(map(_packed, x)), *rest)
+            done = at_once(x.copy() if place is None else tuple(map(contiguous, x)), *rest)
             if done is None or order is None or not alike:
                 return done
             y = done[0].transpose(order).copy()
@@ -234,7 +243,7 @@ def fast_path(
         y = checks.output(out, u, target, names, (*others, scale, zero_point))
         if not y.flags.carray:
             return None
-        return call(tuple(map(_packed, x)) if several else x.copy(), scale, zero_point, y)
+        return call(tuple(map(contiguous, x)) if several else x.copy(), scale, zero_point, y)
 
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
@@ -352,7 +361,9 @@ def fast_backward(
                      lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
         return results if good else None
 
-    as_it_lies: Backward = otherwise(call, shape, dtype.itemsize, 1, place=1)
+    # The sums of more are made as they lie.
+    turned = _in_c_order if n <= PIECE else _not_at_once
+    as_it_lies: Backward = otherwise(call, shape, dtype.itemsize, 1, turned, place=1)
     return call
 
 
@@ -373,7 +384,8 @@ def fast_choice(
 
     One kernel finds the range of each channel and chooses from it; None if it cannot.
     """
-    if kind is not np.ndarray or not few(granularity, prod(shape)):
+    n = prod(shape)
+    if kind is not np.ndarray or not few(granularity, n):
         return no_fast_path
     compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
     channels, inner, _ = granularity
@@ -381,10 +393,11 @@ def fast_choice(
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
         cut = granularity.layout(shape, order)
-        return cut and fast_choice(
-            kernel, kind, lying, dtype, Granularity(*cut, None), bounds, eps, middle, precision,
-            results, kinds,
-        )  # fmt: skip
+        if cut is None or not few(there := Granularity(*cut, None), n):
+            return None
+        return fast_choice(
+            kernel, kind, lying, dtype, there, bounds, eps, middle, precision, results, kinds
+        )
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
