@@ -67,7 +67,7 @@ def _number(qparam: Any) -> Any:
     return qparam
 
 
-class _Entries(dict[Any, Any]):
+class Entries(dict[Any, Any]):
     """What is found once: compiled functions by the dtypes of qparams, None of unusual ones.
 
     Or what is done with data, by their strides; of these there may be many, in the end too many.
@@ -98,7 +98,7 @@ def _not_at_once(lying: tuple[int, ...], order: Order) -> FastPath:
     return no_fast_path
 
 
-def otherwise(
+def ways(
     at_once: Callable[..., Any],
     shape: tuple[int, ...],
     itemsize: int,
@@ -106,62 +106,60 @@ def otherwise(
     turned: Callable[[tuple[int, ...], Order], Any] = _in_c_order,
     place: int | None = None,
     updated: bool = False,
-) -> Callable[..., Any]:
-    """What `at_once`, of contiguous data, is for others; None of what is too large to be packed.
+) -> Any:
+    """By the strides of data that are not contiguous, what `at_once` is for those that are.
 
     Dense data whose axes lie in another order go, as a view, to `turned(lying, order)`: the same
-    for the shape as it lies, where there is such a thing. The others are packed by NumPy. As the
-    long way makes them, the first `alike` results lie as dense data do, else in C order.
+    for the shape as it lies, where there is such a thing. Others are packed by NumPy, or the
+    result is None where they are too large for that. As the long way makes them, the first `alike`
+    results lie as dense data do, else in C order.
 
     With `place` there are several arrays of data, of which that one says how results lie. With
     `updated`, all but the first of what is taken beside the data is written to.
     """
     n, axes = prod(shape), tuple(range(len(shape)))
 
-    def find(strides: tuple[int, ...]) -> tuple[Order | None, Any, Any]:
-        """The order of the axes if it is another one, what puts it back, and what is turned."""
-        if _lies_so(axes, shape, strides, itemsize):
-            return None, None, None
+    def in_c_order(x: Any, *rest: Any) -> Any:
+        if n > MOST:
+            return None
+        if updated:  # which no kernel sees of a copy
+            for a in rest[1:]:
+                if type(a) is not _Array or np.may_share_memory(a, x):
+                    return None
+        return at_once(x.copy() if place is None else tuple(map(contiguous, x)), *rest)
+
+    def find(strides: tuple[int, ...]) -> Callable[..., Any]:
         order = order_of_strides(shape, strides, itemsize)
-        if order is None:
-            return None, None, None
+        if order is None or _lies_so(axes, shape, strides, itemsize):
+            return in_c_order
         if _lies_so(axes[::-1], shape, strides, itemsize):
             order = axes[::-1]  # as it does for NumPy, wherever axes of one are
         back = tuple(sorted(axes, key=order.__getitem__))
-        return order, back, turned(tuple([shape[i] for i in order]), order)
+        lying = turned(tuple([shape[i] for i in order]), order)
 
-    ways = _Entries(find)
-
-    def call(x: Any, *rest: Any) -> Any:
-        order, back, lying = ways[(x if place is None else x[place]).strides]
-        if lying is not None:
+        def as_they_lie(x: Any, *rest: Any) -> Any:
             x = x.transpose(order) if place is None else tuple([a.transpose(order) for a in x])
             done = lying(x, *rest)
+            if done is None or not alike:
+                return done
+            y, mask = done
+            return y.transpose(back), None if mask is None else mask.transpose(back)
+
+        def and_put_so(x: Any, *rest: Any) -> Any:
+            done = in_c_order(x, *rest)
             if done is None:
                 return None
-        else:
-            if n > MOST:
-                return None
-            if updated:  # which no kernel sees of a copy
-                for a in rest[1:]:
-                    if type(a) is not _Array or np.may_share_memory(a, x):
-                        return None
-            done = at_once(x.copy() if place is None else tuple(map(contiguous, x)), *rest)
-            if done is None or order is None or not alike:
-                return done
-            y = done[0].transpose(order).copy()
+            y, mask = done[:2]
+            y = y.transpose(order).copy().transpose(back)
             if alike == 1:
-                done = y, *done[1:]
-            else:
-                done = y, None if done[1] is None else done[1].transpose(order).copy()
-        if alike == 1:
-            return done[0].transpose(back), *done[1:]
-        if not alike:
-            return done
-        y, mask = done
-        return y.transpose(back), None if mask is None else mask.transpose(back)
+                return y, *done[1:]
+            return y, None if mask is None else mask.transpose(order).copy().transpose(back)
 
-    return call
+        if lying is not None:
+            return as_they_lie
+        return and_put_so if alike else in_c_order
+
+    return Entries(find)
 
 
 def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
@@ -226,7 +224,7 @@ def fast_path(
         return dtype, target, types, not masked
 
     known = frozenset(kinds)
-    entries = _Entries(lambda given: run.serial[key(given)] if given in known else None)
+    entries = Entries(lambda given: run.serial[key(given)] if given in known else None)
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
         cut = granularity.layout(shape, order)
@@ -254,7 +252,7 @@ def fast_path(
             as_it_is = x.flags.carray or plain(x)
         if not as_it_is:
             if out is None:
-                return as_it_lies(x, scale, zero_point)
+                return by_strides[(x[place] if several else x).strides](x, scale, zero_point)
             return onto(x, scale, zero_point, out)
         qparams = scale, zero_point
         if not shapes:
@@ -302,7 +300,7 @@ def fast_path(
         return (y, mask) if done else None
 
     size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
-    as_it_lies: FastPath = otherwise(call, shape, size, 2, turned, place if several else None)
+    by_strides: dict[Any, FastPath] = ways(call, shape, size, 2, turned, place if several else None)
     return call
 
 
@@ -335,7 +333,7 @@ def fast_backward(
         if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
             return None
         if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
-            return as_it_lies(data, scale, zero_point)
+            return by_strides[x.strides](data, scale, zero_point)
         if not (
             type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
@@ -363,7 +361,7 @@ def fast_backward(
 
     # The sums of more are made as they lie.
     turned = _in_c_order if n <= PIECE else _not_at_once
-    as_it_lies: Backward = otherwise(call, shape, dtype.itemsize, 1, turned, place=1)
+    by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, turned, place=1)
     return call
 
 
@@ -401,13 +399,13 @@ def fast_choice(
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return as_it_lies(x)
+            return by_strides[x.strides](x)
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         s, z = scale.ravel(), zero_point.ravel()
         compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
         return scale, zero_point
 
-    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 0, turned)
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 0, turned)
     return call
 
 
@@ -442,7 +440,7 @@ def fast_dynamic(
 
     def call(x: Array) -> tuple[Array, Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return as_it_lies(x)
+            return by_strides[x.strides](x)
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
@@ -455,7 +453,7 @@ def fast_dynamic(
         good = run.serial[key](done, rows, rows, *within, *args)
         return (y, scale, zero_point) if good else None
 
-    as_it_lies: Dynamic = otherwise(call, shape, dtype.itemsize, 1)
+    by_strides: dict[Any, Dynamic] = ways(call, shape, dtype.itemsize, 1)
     return call
 
 
@@ -473,13 +471,13 @@ def fast_choice_of_range(
     def call(ends: tuple[Array, Array]) -> tuple[Array, Array] | None:
         least, greatest = ends
         if not (plain(least) and plain(greatest)):
-            return as_it_lies(ends)
+            return by_strides[least.strides](ends)
         found = s, z = np.empty(results, scales), np.empty(results, zero_points)
         if not shape:
             least, greatest = least.ravel(), greatest.ravel()
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
 
-    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 0, place=0)
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 0, place=0)
     return call
 
 
@@ -510,13 +508,13 @@ def fast_step(
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
         return no_fast_path
     fused, (lo, hi), flat = getattr(cpu, kernel), bounds, len(shape) == 1
-    entries = _Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
+    entries = Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
 
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
         if not (x.flags.carray or plain(x)):
-            return as_it_lies(x, observing, low, high, scale, zero_point)
+            return by_strides[x.strides](x, observing, low, high, scale, zero_point)
         if not usual_state(low, high, scale, zero_point, shapes):
             return None
         entry = entries[zero_point.dtype]
@@ -540,7 +538,7 @@ def fast_step(
             kernel, kind, lying, dtype, shapes, constant, bounds, eps, precision, kinds, masked
         )
 
-    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 2, turned, updated=True)
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 2, turned, updated=True)
     return call
 
 
@@ -565,7 +563,7 @@ def fast_rows(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
         if not (x.flags.carray or plain(x)):
-            return as_it_lies(x, observing, low, high, scale, zero_point)
+            return by_strides[x.strides](x, observing, low, high, scale, zero_point)
         if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):
             return None
         y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
@@ -581,5 +579,5 @@ def fast_rows(
             run(channels, n, args, key, grain)
         return y, mask
 
-    as_it_lies: FastPath = otherwise(call, shape, dtype.itemsize, 2, updated=True)
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 2, updated=True)
     return call
