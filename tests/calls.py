@@ -268,9 +268,10 @@ def results(name, kwargs):
 
 @contextmanager
 def long_way():
-    """Read-only data take no short cut of arrays that are as they mostly are."""
+    """Read-only data take no short cut of arrays that are as they mostly are, nor of copies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast_path, "plain", lambda x: False)
+        patch.setattr(fast_path, "MOST", -1)
         yield
 
 

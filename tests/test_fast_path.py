@@ -11,6 +11,7 @@ from calls import (
     CALLS,
     DATA,
     STATE,
+    WITH_OUT,
     arguments,
     in_order,
     long_way,
@@ -19,6 +20,7 @@ from calls import (
 )
 from cases import assert_same
 from npquant import backend, dtypes
+from npquant.cpu import loops, sums
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
 
@@ -121,6 +123,156 @@ def test_axes_in_another_order(name, monkeypatch):
             got = results(name, kwargs)
         assert_same(got, expected, axis)
         assert all(a.transpose(order).flags.c_contiguous for a in got)
+
+
+#: Ways to lie in memory, but for C order: dense ones, and those whose results lie in C order.
+DENSE = {
+    "Fortran": np.asfortranarray,
+    "turned": lambda x: in_order(x, np.roll(range(x.ndim), 1)),
+    "unaligned and turned": lambda x: in_order(unaligned(x), range(x.ndim)[::-1]),
+}
+LYING = DENSE | {
+    "steps": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    "rows": lambda x: np.repeat(x, 2, axis=0)[::2],
+    "backward": lambda x: x[..., ::-1].copy()[..., ::-1],
+    "broadcast": lambda x: np.broadcast_to(x[:1].copy(), x.shape),
+    "unaligned": lambda x: unaligned(x),
+}
+
+
+def unaligned(x):
+    y = np.empty(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    y[...] = x
+    return y
+
+
+def laid(kwargs, lay, keys=DATA):
+    """The same with some of the data lying so; of one byte nothing is unaligned."""
+    return kwargs | {key: lay(kwargs[key]) for key in keys if key in kwargs}
+
+
+def assert_same_and_alike(got, wanted, note=""):
+    assert_same(got, wanted, note)
+    assert [a.strides for a in got] == [a.strides for a in wanted], note
+
+
+@pytest.mark.parametrize("how", LYING)
+@pytest.mark.parametrize("name", OPS)
+def test_small_arrays_of_any_layout(name, how, monkeypatch):
+    """They come to no backend, to the bits and strides of the long way."""
+    shapes = [(4, 8), (1, 8), (40, 24), (3, 4, 8), (3, 1, 8), (2, 1, 3, 8)]
+    for shape in shapes:
+        if len(shape) > 2 and name.endswith("quantize_per_channel_group"):
+            continue
+        kwargs, same = (laid(usual(name, shape), LYING[how]) for _ in range(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "of", None)  # which the long way calls
+            got = results(name, kwargs)
+        assert_same_and_alike(got, results_the_long_way(name, same), shape)
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])
+@pytest.mark.parametrize("how", LYING)
+def test_small_rows_of_any_layout(name, how, monkeypatch):
+    kwargs, same = (laid(arguments(name, (6, 3, 8)), LYING[how]) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", None)
+        got = results(name, kwargs)
+    assert_same_and_alike(got, results_the_long_way(name, same))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OPS if sum(key in usual(name) for key in DATA) > 1]
+)
+def test_small_arrays_that_lie_differently(name, monkeypatch):
+    """Results lie as the input does, whatever is beside it."""
+    for shape in ((8,),) if name == "determine_qparams" else ((4, 8), (3, 4, 8)):
+        for lay in LYING.values():
+            for key in [k for k in DATA if k in usual(name, shape)]:
+                kwargs, same = (laid(usual(name, shape), lay, [key]) for _ in range(2))
+                with monkeypatch.context() as patch:
+                    patch.setattr(backend, "of", None)
+                    got = results(name, kwargs)
+                assert_same_and_alike(got, results_the_long_way(name, same), key)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_small_arrays_of_ops_that_ask_for_a_backend(name, monkeypatch):
+    """Their kernels pack them at once too, in C order."""
+    for shape in ((4, 8), (40, 24), (3, 4, 8)):
+        for how, lay in LYING.items():
+            kwargs = laid(arguments(name, shape), lay)
+            wanted = results(name, laid(kwargs, np.ascontiguousarray))
+            if how in DENSE and name != "adaround_regularizer":
+                wanted = tuple(in_order(a, np.argsort(kwargs[key_of(name)].strides)[::-1])
+                               for a in wanted)  # fmt: skip
+            if how not in ("unaligned", "unaligned and turned"):
+                monkeypatch.setattr(loops, "pieces", None)
+            monkeypatch.setattr(sums, "channel_pieces", None)
+            assert_same_and_alike(results(name, kwargs), wanted, (shape, how))
+            monkeypatch.undo()
+
+
+def key_of(name):
+    return next(key for key in ("input", "grad", "V") if key in CALLS[name](np.ones((4, 4)), 0))
+
+
+@pytest.mark.parametrize("name", ["quantize_per_token", "adaround_hard", "choose_qparams"])
+def test_most_that_is_packed(name, monkeypatch):
+    """What is larger goes the long way, which makes no copy of it."""
+    asked, of = [], backend.of
+    monkeypatch.setattr(backend, "of", lambda x: asked.append(x) or of(x))
+    for rows in (fast_path.MOST // 16, fast_path.MOST // 16 + 1):
+        results(name, laid(usual(name, (rows, 16)), LYING["steps"]))
+        assert bool(asked) == (rows * 16 > fast_path.MOST)
+
+
+@pytest.mark.parametrize("how", LYING)
+@pytest.mark.parametrize("name", [n for n in WITH_OUT if n in OPS])
+def test_out_of_small_arrays_of_any_layout(name, how, monkeypatch):
+    kwargs = laid(usual(name), LYING[how])
+    (wanted,) = results(name, kwargs)
+    out = np.empty(wanted.shape, wanted.dtype)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", None)
+        assert getattr(nq, name)(**kwargs, out=out) is out
+    assert_same(out, wanted)
+
+
+def test_out_within_the_memory_of_small_arrays():
+    """What is packed is not what `out` must be apart from."""
+    room = np.ones(17, np.float32)
+    for x, out in ((room[::2], room[:9]), (room[1::2], room[8:16]), (room[7::-1], room[:8])):
+        with pytest.raises(ValueError, match="out must be input itself or not overlap it"):
+            nq.fake_quantize_per_tensor_affine(x, 2.0, 0, -8, 7, out=out)
+        assert (room == 1).all()
+    x = np.ones(8, np.float32)
+    with pytest.raises(ValueError, match="out must be apart from V"):
+        nq.adaround_hard(x, room[:16:2], 0.5, 0, -8, 7, out=room[:8])
+    assert (room == 1).all()
+
+
+def test_state_within_the_memory_of_small_arrays():
+    """No kernel sees of a copy what memory it was of."""
+    for rows in (False, True):
+        n = 4 if rows else 1
+        for place, key in enumerate(STATE):
+            room = np.ones((4, 16), np.int32 if key == "zero_point" else np.float32)
+            kwargs = arguments("fused_moving_avg_obs_fake_quant", (4, 8))
+            kwargs |= {k: kwargs[k][:n].copy() for k in STATE}
+            kwargs |= {"input": room.view(np.float32)[:, ::2], "per_row_fake_quant": rows}
+            kwargs[key] = room[0, 8 : 8 + n]
+            before = room.copy()
+            with pytest.raises(ValueError, match=f"{key} must be apart from input"):
+                nq.fused_moving_avg_obs_fake_quant(**kwargs)
+            assert (room == before).all(), place
+
+
+def test_what_is_found_once_is_not_kept_for_ever():
+    """Strides may be many: those of slices of arrays of many lengths."""
+    found = fast_path.Entries(lambda n: -n)
+    assert [found[n] for n in range(1000)] == [-n for n in range(1000)]
+    assert len(found) <= 64
 
 
 PER_CHANNEL = (

@@ -31,6 +31,7 @@ from calls import (
 from cases import assert_same
 from npquant import dtypes
 from npquant.cpu import loops, sums, table, target, walk
+from npquant.ops import fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -437,7 +438,8 @@ CROSSED = (
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What NumPy packs otherwise, kernels do."""
-    monkeypatch.setattr(walk, "PIECE", 100)
+    for module, most in ((walk, "PIECE"), (loops, "PIECE"), (fast_path, "MOST")):
+        monkeypatch.setattr(module, most, 100)
 
 
 @pytest.mark.usefixtures("one_thread", "small_pieces")

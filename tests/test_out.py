@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, results
+from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, in_order, results
 from cases import assert_same
 from npquant import backend
 from npquant.checks.calls import forget
@@ -289,3 +289,23 @@ def test_past_the_caches(name, threads, past_caches, monkeypatch):
                 assert_same(out, expected, (shape, axis, place))
                 assert not room[:place].any()
                 assert not room[place + expected.size :].any()
+
+
+@pytest.mark.parametrize("name", [name for name in NOT_NARROWER if "group" not in name])
+def test_past_the_caches_in_another_order(name, past_caches, monkeypatch):
+    """Data and result that lie alike go the short way, too, and so does a result in their place."""
+    shape, order = ((6, 800), (1, 0)) if "token" in name else ((3, 40, 70), (2, 0, 1))
+    for axis in axes(name, shape):
+        kwargs = arguments(name, shape, axis)
+        if "learnable" in name:
+            kwargs["scale"] = kwargs["scale"].astype(np.float32)
+        (expected,) = results(name, kwargs)
+        data = next(key for key in DATA if key in kwargs)
+        kwargs[data] = in_order(kwargs[data], order)
+        out = in_order(np.empty_like(expected), order)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "of", None)  # which the long way calls
+            assert results(name, kwargs | {"out": out})[0] is out
+        assert_same(out, expected, axis)
+        if out.dtype == kwargs[data].dtype:
+            assert_same(results(name, kwargs | {"out": kwargs[data]})[0], expected, axis)

@@ -151,6 +151,8 @@ def output(
     if out is None and type(x) is np.ndarray:
         if x.flags.c_contiguous:
             return np.empty(x.shape, dtype)
+        if x.flags.f_contiguous:
+            return np.empty(x.shape, dtype, "F")
         # As x lies in memory, if it has no gaps: so does PyTorch.
         return np.empty(x.shape, dtype) if memory_order(x) is None else np.empty_like(x, dtype)
     shape = x.shape

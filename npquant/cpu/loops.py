@@ -31,16 +31,8 @@ from npquant.cpu.memory import (
     write_past,
 )
 from npquant.cpu.steps import STRIP, brought, in_steps
-from npquant.cpu.target import (
-    GRAIN,
-    PARALLEL_FROM,
-    Either,
-    Kernel,
-    Types,
-    array_type,
-    usual,
-)
-from npquant.cpu.walk import Piece, never, pieces, plain, turned_to_memory
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
+from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.layout import PER_TENSOR, Granularity
@@ -365,6 +357,8 @@ class Elementwise:
         within = x is y and n > strided.PIECE
         if not x.flags.c_contiguous:
             granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
+            if n <= PIECE and y.flags.carray:
+                x = contiguous(x)
         if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
@@ -690,7 +684,10 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
         n = arrays[0].size
         if not arrays[0].flags.c_contiguous:
             _, arrays = turned_to_memory(PER_TENSOR, arrays)
-        if n < PARALLEL_FROM and all(map(_is_carray, arrays)):
+        as_they_are = n < PARALLEL_FROM and all(map(_is_carray, arrays))
+        if as_they_are or (n <= PIECE and arrays[-1].flags.carray):
+            if not as_they_are:
+                arrays = tuple(map(contiguous, arrays))
             entry = kernel.serial[tuple(map(_dtype_of, arrays))]
             entry(0, n, *(arrays if arrays[0].ndim == 1 else map(np.ndarray.ravel, arrays)))
             return

@@ -26,6 +26,7 @@ from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, called, usual
 from npquant.cpu.walk import (
     channel_pieces,
+    contiguous,
     last_axes_joined,
     plain,
     readable,
@@ -651,8 +652,8 @@ class Total:
         if n == 0:
             return 0.0
         sums = np.empty(-(-n // TILE))
-        if n <= TILE and False not in [a.flags.carray for a in inputs]:
-            flat = tuple([a.ravel() for a in inputs])
+        if n <= TILE:
+            flat = tuple([contiguous(a).ravel() for a in inputs])
             self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, 0, n, flat, number, sums)
             return float(sums.item())
         whole = Granularity(1, n, None)

@@ -39,6 +39,11 @@ def plain(x: Array) -> bool:
     return flags.carray or (flags.c_contiguous and flags.aligned)
 
 
+def contiguous(x: Array) -> Array:
+    """`x` as a kernel takes it: a small array in C order, and a copy if it must be."""
+    return x if x.flags.carray or plain(x) else x.copy()
+
+
 class Piece(NamedTuple):
     """How a flat piece is cut.
 
@@ -179,17 +184,20 @@ def turned_to_memory(
 ) -> tuple[Granularity, tuple[Any, ...]]:
     """The same with all axes in the order of memory, if the arrays, not in C order, lie alike."""
     first: Any = arrays[0]
-    order = memory_order(first)
-    layout = None if order is None else granularity.layout(first.shape, order)
-    if layout is None:
+    order, turned = memory_order(first), []
+    if order is None:
         return granularity, arrays
-    turned = []
     for a in arrays:
         if a is not None:
-            if memory_order(a) != order:
-                return granularity, arrays
             a = a.transpose(order)
+            if not a.flags.c_contiguous:
+                return granularity, arrays
         turned.append(a)
+    if granularity.axis is None and granularity.channels == 1:
+        return granularity, tuple(turned)
+    layout = granularity.layout(first.shape, order)
+    if layout is None:
+        return granularity, arrays
     return Granularity(*layout, None), tuple(turned)
 
 

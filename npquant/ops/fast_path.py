@@ -22,9 +22,10 @@ from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.strided import PIECE
 from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
-from npquant.cpu.walk import plain
+from npquant.cpu.walk import PIECE as MOST
+from npquant.cpu.walk import contiguous, plain
 from npquant.dtypes import DType
-from npquant.layout import Granularity, memory_order
+from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 
 _INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
 #: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
@@ -48,6 +49,8 @@ FastPath = Callable[..., tuple[Array, Any] | None]
 Dynamic = Callable[[Array], tuple[Array, Array, Array] | None]
 #: The same of three gradients.
 Backward = Callable[..., tuple[Array, Array, Array] | None]
+#: The axes of data, from the slowest to the fastest in memory.
+Order = tuple[int, ...]
 
 
 def no_fast_path(*args: Any) -> None:
@@ -65,15 +68,99 @@ def _number(qparam: Any) -> Any:
     return qparam
 
 
-class _Entries(dict[Any, Any]):
-    """What is found once: compiled functions by the dtypes of qparams, None of unusual ones."""
+class Entries(dict[Any, Any]):
+    """What is found once: compiled functions by the dtypes of qparams, None of unusual ones.
+
+    Or what is done with data, by their strides; of these there may be many, in the end too many.
+    """
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         self._find = find
 
     def __missing__(self, kinds: Any) -> Any:
+        if len(self) >= 64:
+            self.clear()
         self[kinds] = found = self._find(kinds)
         return found
+
+
+def _lies_so(order: Order, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether data are dense with their axes in this order, but for axes of one."""
+    dense = dense_strides(shape, order, itemsize)
+    return all(n == 1 or a == b for n, a, b in zip(shape, strides, dense, strict=True))
+
+
+def _in_c_order(lying: tuple[int, ...], order: Order) -> None:
+    """What stands for `turned` where data are packed, in whatever order they lie."""
+
+
+def _not_at_once(lying: tuple[int, ...], order: Order) -> FastPath:
+    """The same where dense data go the long way."""
+    return no_fast_path
+
+
+def ways(
+    at_once: Callable[..., Any],
+    shape: tuple[int, ...],
+    itemsize: int,
+    alike: int,
+    turned: Callable[[tuple[int, ...], Order], Any] = _in_c_order,
+    place: int | None = None,
+    updated: bool = False,
+) -> Any:
+    """By the strides of data that are not contiguous, what `at_once` is for those that are.
+
+    Dense data whose axes lie in another order go, as a view, to `turned(lying, order)`: the same
+    for the shape as it lies, where there is such a thing. Others are packed by NumPy, or the
+    result is None where they are too large for that. As the long way makes them, the first `alike`
+    results lie as dense data do, else in C order.
+
+    With `place` there are several arrays of data, of which that one says how results lie. With
+    `updated`, all but the first of what is taken beside the data is written to.
+    """
+    n, axes = prod(shape), tuple(range(len(shape)))
+
+    def in_c_order(x: Any, *rest: Any) -> Any:
+        if n > MOST:
+            return None
+        if updated:  # which no kernel sees of a copy
+            for a in rest[1:]:
+                if type(a) is not _Array or np.may_share_memory(a, x):
+                    return None
+        return at_once(x.copy() if place is None else tuple(map(contiguous, x)), *rest)
+
+    def find(strides: tuple[int, ...]) -> Callable[..., Any]:
+        order = order_of_strides(shape, strides, itemsize)
+        if order is None or _lies_so(axes, shape, strides, itemsize):
+            return in_c_order
+        if _lies_so(axes[::-1], shape, strides, itemsize):
+            order = axes[::-1]  # as it does for NumPy, wherever axes of one are
+        back = tuple(sorted(axes, key=order.__getitem__))
+        lying = turned(tuple([shape[i] for i in order]), order)
+
+        def as_they_lie(x: Any, *rest: Any) -> Any:
+            x = x.transpose(order) if place is None else tuple([a.transpose(order) for a in x])
+            done = lying(x, *rest)
+            if done is None or not alike:
+                return done
+            y, mask = done
+            return y.transpose(back), None if mask is None else mask.transpose(back)
+
+        def and_put_so(x: Any, *rest: Any) -> Any:
+            done = in_c_order(x, *rest)
+            if done is None:
+                return None
+            y, mask = done[:2]
+            y = y.transpose(order).copy().transpose(back)
+            if alike == 1:
+                return y, *done[1:]
+            return y, None if mask is None else mask.transpose(order).copy().transpose(back)
+
+        if lying is not None:
+            return as_they_lie
+        return and_put_so if alike else in_c_order
+
+    return Entries(find)
 
 
 def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
@@ -148,32 +235,33 @@ def fast_path(
         return dtype, target, types, not masked
 
     known = frozenset(kinds)
-    entries = _Entries(lambda given: run.serial[key(given)] if given in known else None)
+    entries = Entries(lambda given: run.serial[key(given)] if given in known else None)
 
-    def turned(order: tuple[int, ...] | None) -> tuple[FastPath, Any, Any]:
-        """The same of data whose axes are put into this order, and what puts results back."""
-        cut = None if order is None else granularity.layout(shape, order)
-        if order is None or cut is None or order == (axes := tuple(range(len(shape)))):
-            return no_fast_path, None, None
-        lying, back = tuple([shape[i] for i in order]), tuple(sorted(axes, key=order.__getitem__))
-        at_once = fast_path(
+    def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
+        cut = granularity.layout(shape, order)
+        return cut and fast_path(
             kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, precision,
             target, kinds, within, names, masked, place, inverse,
         )  # fmt: skip
-        return at_once, order, back
 
-    orders = _Entries(turned)
+    in_order = Entries(lambda order: turned(tuple([shape[i] for i in order]), order))
 
-    def as_they_lie(x: Any, scale: Any, zero_point: Any) -> tuple[Array, Any] | None:
-        at_once, order, back = orders[memory_order(x[0] if several else x)]
-        if order is None:
+    def onto(x: Any, scale: Any, zero_point: Any, out: Any) -> tuple[Array, Any] | None:
+        """Of data that are not contiguous, from which `out` is as far as it must be."""
+        u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
+        y = checks.output(out, u, target, names, (*others, scale, zero_point))
+        if not several and not y.flags.carray:  # both may lie in another order
+            order = memory_order(x)
+            lying = None if order is None else in_order[order]
+            if lying is None:
+                return None
+            v = x.transpose(order)
+            w = v if y is x else y.transpose(order)
+            as_they_lie = plain(v) and w.flags.carray
+            return (y, None) if as_they_lie and lying(v, scale, zero_point, w) else None
+        if n > MOST or not y.flags.carray:
             return None
-        x = tuple([a.transpose(order) for a in x]) if several else x.transpose(order)
-        done = at_once(x, scale, zero_point)
-        if done is None:
-            return None
-        y, mask = done
-        return y.transpose(back), None if mask is None else mask.transpose(back)
+        return call(tuple(map(contiguous, x)) if several else x.copy(), scale, zero_point, y)
 
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
@@ -183,7 +271,9 @@ def fast_path(
         else:
             as_it_is = x.flags.carray or plain(x)
         if not as_it_is:
-            return None if flat or out is not None else as_they_lie(x, scale, zero_point)
+            if out is None:
+                return by_strides[(x[place] if several else x).strides](x, scale, zero_point)
+            return onto(x, scale, zero_point, out)
         if beyond is not None and out is not None:
             return beyond(x, scale, zero_point, out)
         qparams = scale, zero_point
@@ -231,6 +321,8 @@ def fast_path(
                          lo, hi, nan, v, w)  # fmt: skip
         return (y, mask) if done else None
 
+    size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
+    by_strides: dict[Any, FastPath] = ways(call, shape, size, 2, turned, place if several else None)
     return call
 
 
@@ -244,7 +336,7 @@ def fast_backward(
     constants: tuple[Any, ...],
     code: str,
 ) -> Backward:
-    """The same of learned qparams: a function of gradient, input and qparams, to the gradients."""
+    """The same of learned qparams: of (gradient, input) and qparams, to the gradients."""
     n = prod(shape)
     found = getattr(cpu, kernel).in_one_call(granularity, n, code) if kind is np.ndarray else None
     if found is None:
@@ -255,19 +347,20 @@ def fast_backward(
     (lo, hi, factor), flat = map(float, constants), len(shape) == 1
     entry: Any = None
 
-    def call(grad: Any, x: Array, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
+    def call(data: Any, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
         nonlocal entry
+        grad, x = data
         if large and threads() > 1:
             return None
+        if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
+            return None
+        if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
+            return by_strides[x.strides](data, scale, zero_point)
         if not (
-            type(grad) is type(scale) is type(zero_point) is _Array
-            and grad.dtype == dtype
+            type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
-            and grad.shape == shape
             and (given := scale.shape) in shapes
             and zero_point.shape == given
-            and (grad.flags.carray or plain(grad))
-            and (x.flags.carray or plain(x))
             and (scale.flags.carray or plain(scale))
             and (zero_point.flags.carray or plain(zero_point))
         ):
@@ -284,10 +377,13 @@ def fast_backward(
         if scale.ndim != 1:
             scale, zero_point = scale.ravel(), zero_point.ravel()
             slope, shift = slope.ravel(), shift.ravel()
-        done = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
+        good = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
                      lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
-        return results if done else None
+        return results if good else None
 
+    # The sums of more are made as they lie.
+    turned = _in_c_order if n <= PIECE else _not_at_once
+    by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, turned, place=1)
     return call
 
 
@@ -308,20 +404,30 @@ def fast_choice(
 
     One kernel finds the range of each channel and chooses from it; None if it cannot.
     """
-    if kind is not np.ndarray or not few(granularity, prod(shape)):
+    n = prod(shape)
+    if kind is not np.ndarray or not few(granularity, n):
         return no_fast_path
     compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
     channels, inner, _ = granularity
     (lo, hi), (scales, zero_points) = bounds, kinds
 
+    def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
+        cut = granularity.layout(shape, order)
+        if cut is None or not few(there := Granularity(*cut, None), n):
+            return None
+        return fast_choice(
+            kernel, kind, lying, dtype, there, bounds, eps, middle, precision, results, kinds
+        )
+
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return None
+            return by_strides[x.strides](x)
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         s, z = scale.ravel(), zero_point.ravel()
         compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
         return scale, zero_point
 
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 0, turned)
     return call
 
 
@@ -356,7 +462,7 @@ def fast_dynamic(
 
     def call(x: Array) -> tuple[Array, Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return None
+            return by_strides[x.strides](x)
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
@@ -369,6 +475,7 @@ def fast_dynamic(
         good = run.serial[key](done, rows, rows, *within, *args)
         return (y, scale, zero_point) if good else None
 
+    by_strides: dict[Any, Dynamic] = ways(call, shape, dtype.itemsize, 1)
     return call
 
 
@@ -376,21 +483,23 @@ def fast_choice_of_range(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
     eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
 ) -> FastPath:  # fmt: skip
-    """The same of least and greatest values, if they are in order."""
+    """The same of (least, greatest) values, if they are in order."""
     if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
         return no_fast_path
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
     (lo, hi), (scales, zero_points) = bounds, kinds
     results = shape or (1,)
 
-    def call(least: Array, greatest: Array) -> tuple[Array, Array] | None:
+    def call(ends: tuple[Array, Array]) -> tuple[Array, Array] | None:
+        least, greatest = ends
         if not (plain(least) and plain(greatest)):
-            return None
+            return by_strides[least.strides](ends)
         found = s, z = np.empty(results, scales), np.empty(results, zero_points)
         if not shape:
             least, greatest = least.ravel(), greatest.ravel()
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
 
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 0, place=0)
     return call
 
 
@@ -421,12 +530,14 @@ def fast_step(
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
         return no_fast_path
     fused, (lo, hi), flat = getattr(cpu, kernel), bounds, len(shape) == 1
-    entries = _Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
+    entries = Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
 
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
-        if not (usual_state(low, high, scale, zero_point, shapes) and plain(x)):
+        if not (x.flags.carray or plain(x)):
+            return by_strides[x.strides](x, observing, low, high, scale, zero_point)
+        if not usual_state(low, high, scale, zero_point, shapes):
             return None
         entry = entries[zero_point.dtype]
         if entry is None:
@@ -444,6 +555,12 @@ def fast_step(
             fused.quantize(x, bounds, s, z, precision, y, mask)
         return y, mask
 
+    def turned(lying: tuple[int, ...], order: Order) -> FastPath:
+        return fast_step(
+            kernel, kind, lying, dtype, shapes, constant, bounds, eps, precision, kinds, masked
+        )
+
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 2, turned, updated=True)
     return call
 
 
@@ -467,11 +584,9 @@ def fast_rows(
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
-        if not (
-            usual_state(low, high, scale, zero_point, shapes)
-            and zero_point.dtype is _INT32
-            and plain(x)
-        ):
+        if not (x.flags.carray or plain(x)):
+            return by_strides[x.strides](x, observing, low, high, scale, zero_point)
+        if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):
             return None
         y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
         u, v, w = x, y, mask
@@ -486,4 +601,5 @@ def fast_rows(
             run(channels, n, args, key, grain)
         return y, mask
 
+    by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 2, updated=True)
     return call

@@ -890,7 +890,7 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
-    done: tuple[Array, Array, Array] | None = plan[-1](grad, x, scale, zero_point)
+    done: tuple[Array, Array, Array] | None = plan[-1]((grad, x), scale, zero_point)
     if done is not None:
         return done
     granularity, shapes, constants, names, kernel, _ = plan

@@ -417,7 +417,7 @@ def determine_qparams(
         mn.shape, mn.dtype, type(mn), quant_min, quant_max, least, dtypes.target(dtype),
         has_customized_qrange, qscheme,
     )  # fmt: skip
-    done = at_once(mn, mx)
+    done = at_once((mn, mx))
     if done is not None:
         return done
     if mn.size == 0:
