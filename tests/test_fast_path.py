@@ -19,7 +19,7 @@ from calls import (
     results_the_long_way,
 )
 from cases import assert_same
-from npquant import backend, dtypes
+from npquant import backend, cpu, dtypes
 from npquant.cpu import loops, sums
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
@@ -211,6 +211,14 @@ def test_small_arrays_of_ops_that_ask_for_a_backend(name, monkeypatch):
             monkeypatch.setattr(sums, "channel_pieces", None)
             assert_same_and_alike(results(name, kwargs), wanted, (shape, how))
             monkeypatch.undo()
+
+
+@pytest.mark.parametrize("how", LYING)
+def test_small_sums_are_in_c_order(how):
+    """Of numbers whose sum in another order has other bits."""
+    x = LYING[how](np.random.default_rng(0).normal(size=(40, 24)))
+    assert cpu.total((x,)) == cpu.total((np.ascontiguousarray(x),))
+    assert how not in DENSE or cpu.total((x,)) != cpu.total((x.ravel("K"),))
 
 
 def key_of(name):
