@@ -47,9 +47,6 @@ class _Part(_Kernel):
         """What is told where Python's globals are, for machine code that needs them."""
         return self._no_engine
 
-    def _optimize_final_module(self) -> None:
-        """Nothing: it is done where it is inlined."""
-
     def get_pointer_to_function(self, name: str) -> int:
         """Null, which says that there is no such function."""
         self._ensure_finalized()
