@@ -184,21 +184,21 @@ def turned_to_memory(
 ) -> tuple[Granularity, tuple[Any, ...]]:
     """The same with all axes in the order of memory, if the arrays, not in C order, lie alike."""
     first: Any = arrays[0]
-    order, turned = memory_order(first), []
+    order, turned, there = memory_order(first), [], granularity
     if order is None:
         return granularity, arrays
+    if granularity.axis is not None or granularity.channels != 1:
+        layout = granularity.layout(first.shape, order)
+        if layout is None:
+            return granularity, arrays
+        there = Granularity(*layout, None)
     for a in arrays:
         if a is not None:
             a = a.transpose(order)
             if not a.flags.c_contiguous:
                 return granularity, arrays
         turned.append(a)
-    if granularity.axis is None and granularity.channels == 1:
-        return granularity, tuple(turned)
-    layout = granularity.layout(first.shape, order)
-    if layout is None:
-        return granularity, arrays
-    return Granularity(*layout, None), tuple(turned)
+    return there, tuple(turned)
 
 
 def channel_pieces(

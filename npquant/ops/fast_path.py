@@ -157,7 +157,7 @@ def ways(
             return y, None if mask is None else mask.transpose(order).copy().transpose(back)
 
         if lying is not None:
-            return as_they_lie
+            return no_fast_path if lying is no_fast_path else as_they_lie
         return and_put_so if alike else in_c_order
 
     return Entries(find)
@@ -355,7 +355,7 @@ def fast_backward(
         if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
             return None
         if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
-            return by_strides[x.strides](data, scale, zero_point)
+            return by_strides[x.strides](data, scale, zero_point) if n <= MOST else None
         if not (
             type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
@@ -421,7 +421,7 @@ def fast_choice(
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return by_strides[x.strides](x)
+            return by_strides[x.strides](x) if n <= MOST or channels == 1 else None
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         s, z = scale.ravel(), zero_point.ravel()
         compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
@@ -462,7 +462,7 @@ def fast_dynamic(
 
     def call(x: Array) -> tuple[Array, Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return by_strides[x.strides](x)
+            return by_strides[x.strides](x) if n <= MOST else None
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
@@ -585,6 +585,8 @@ def fast_rows(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
         if not (x.flags.carray or plain(x)):
+            if n > MOST:
+                return None
             return by_strides[x.strides](x, observing, low, high, scale, zero_point)
         if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):
             return None
