@@ -118,9 +118,9 @@ def compiling_threads(seconds, names):
     """Eight threads that all need the same kernels first: each is compiled once."""
     compiled, compile_ = [], target._compile
 
-    def watched(function, signature):
+    def watched(function, signature, *options):
         compiled.append((function.__name__, signature))
-        return compile_(function, signature)
+        return compile_(function, signature, *options)
 
     target._compile = watched
     in_threads(8, lambda _: check_all(names))
