@@ -242,9 +242,23 @@ def test_a_read_only_view_of_out_is_out_itself():
     assert_same(nq.fake_quantize_per_tensor_affine(x, 0.3, 2, -8, 7, out=out), expected)
 
 
-#: Ops of one array with qparams, whose results are not narrower than their data.
-NOT_NARROWER = [name for name in WITH_OUT if name.startswith(("fake_quant", "dequantize"))]
-NOT_NARROWER = [name for name in NOT_NARROWER if not name.endswith("_backward")]
+#: Ops of one array with qparams, whose results are not narrower than their data: of quantize,
+#: codes of int32.
+NOT_NARROWER = [
+    name
+    for name in WITH_OUT
+    if name.startswith(("fake_quant", "dequantize", "quantize")) and not name.endswith("_backward")
+]
+
+
+def not_narrower(name, shape, axis):
+    """The arguments of a call with qparams as they mostly are."""
+    kwargs = arguments(name, shape, axis)
+    if "learnable" in name:
+        kwargs["scale"] = kwargs["scale"].astype(np.float32)
+    if name.startswith("quantize"):
+        kwargs["dtype"] = np.int32
+    return kwargs
 
 
 @pytest.fixture
@@ -274,9 +288,7 @@ def test_past_the_caches(name, threads, past_caches, monkeypatch):
         if not fits(name, shape):
             continue
         for axis in axes(name, shape)[:1]:
-            kwargs = arguments(name, shape, axis)
-            if "learnable" in name:
-                kwargs["scale"] = kwargs["scale"].astype(np.float32)
+            kwargs = not_narrower(name, shape, axis)
             before = len(past_caches)
             (expected,) = results(name, kwargs)
             assert len(past_caches) > before
@@ -296,9 +308,7 @@ def test_past_the_caches_in_another_order(name, past_caches, monkeypatch):
     """Data and result that lie alike go the short way, too, and so does a result in their place."""
     shape, order = ((6, 800), (1, 0)) if "token" in name else ((3, 40, 70), (2, 0, 1))
     for axis in axes(name, shape):
-        kwargs = arguments(name, shape, axis)
-        if "learnable" in name:
-            kwargs["scale"] = kwargs["scale"].astype(np.float32)
+        kwargs = not_narrower(name, shape, axis)
         (expected,) = results(name, kwargs)
         data = next(key for key in DATA if key in kwargs)
         kwargs[data] = in_order(kwargs[data], order)

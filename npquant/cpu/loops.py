@@ -283,9 +283,9 @@ class Elementwise:
                 begin = last
             return True
 
-        runs, runs_past = runs_to(False), runs_to(True)
+        runs = runs_to(False)
         if steps:
-            strip, runs, runs_past = in_steps(*steps), strips, strips
+            strip, runs = in_steps(*steps), strips
         # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
         self.rule = run = register_jitable(runs)
         self._whole_by_rule = register_jitable(whole(_OF_BLOCKS))
@@ -328,7 +328,7 @@ class Elementwise:
         }
         self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
         self._runs_past = Kernel(
-            runs_past, f"{name}_runs_past", _looking(_signature), work, whole=False
+            runs_to(True), f"{name}_runs_past", _looking(_signature), work, full_width=False
         )
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
         self._periods_apart = Kernel(

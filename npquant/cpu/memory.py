@@ -18,8 +18,6 @@ from npquant.cpu.lowered import lowered
 #: Bytes of a line of the cache. A vector that lies in two of them takes twice as long to load, and
 #: NumPy's large arrays begin 16 bytes behind one.
 LINE = 64
-#: Bytes that are written past the caches in one step: half a line takes less time than a whole one.
-HALF = 32
 
 
 class EverySecond(types.Array):  # type: ignore[misc]
@@ -225,8 +223,7 @@ def _write_past(context: Any, y: Any, first: Any, made: Any, n: Any) -> Any:
         with cgutils.for_range(builder, head) as loop:
             move(loop.index, 1)
         with cgutils.for_range_slice(builder, head, tail, word(LINE // size), word) as (k, _):
-            for half in 0, HALF // size:
-                move(builder.add(k, word(half)), HALF // size)
+            move(k, LINE // size)
         rest = builder.sub(n, tail)
         with cgutils.for_range(builder, rest) as loop:
             value = builder.load(builder.gep(read, [builder.add(tail, loop.index)]))

@@ -19,19 +19,19 @@ from numba.core.registry import cpu_target
 
 #: What Ice Lake and later ones have, and Zen from the fourth on, for which LLVM does so anyway.
 _LATER = "+avx512vbmi2"
-_WHOLE_VECTORS = '"prefer-vector-width"="512"'
+_FULL_WIDTH = '"prefer-vector-width"="512"'
 
 
 class _Kernel(JITCodeLibrary):  # type: ignore[misc]
     """A function in vectors as long as the processor has."""
 
-    whole = True
+    full_width = True
 
     def add_ir_module(self, ir_module: Any) -> None:
-        if self.whole and _LATER in self._codegen._tm_features.split(","):
+        if self.full_width and _LATER in self._codegen._tm_features.split(","):
             for function in ir_module.functions:
                 # As of any set: `add` of these knows the names of LLVM's own attributes alone.
-                set.add(function.attributes, _WHOLE_VECTORS)
+                set.add(function.attributes, _FULL_WIDTH)
         super().add_ir_module(ir_module)
 
 
@@ -57,13 +57,13 @@ class _Part(_Kernel):
 
 
 @contextlib.contextmanager
-def parts_of(kernel: str, whole: bool = True) -> Iterator[None]:
+def parts_of(kernel: str, full_width: bool = True) -> Iterator[None]:
     """Machine code is made of the function of this name alone; the compiler's lock is held."""
     codegen = cpu_target.target_context.codegen()
 
     def library(name: str) -> Any:
         made = (_Kernel if name == kernel else _Part)(codegen, name)
-        made.whole = whole
+        made.full_width = full_width
         return made
 
     codegen.create_library = library

@@ -134,7 +134,7 @@ class Kernel:
     work : int
         What an element costs: 1 where it is little more than moved, and 4 where sums are made, or
         exponentials.
-    whole : bool
+    full_width : bool
         Whether to compute in vectors as long as the processor has.
     """
 
@@ -144,9 +144,10 @@ class Kernel:
         name: str,
         signature: Callable[..., Types],
         work: int = 1,
-        whole: bool = True,
+        full_width: bool = True,
     ) -> None:
-        self.name, self.work, self._signature, self._whole = name, work, signature, whole
+        self.name, self.work, self._signature = name, work, signature
+        self._full_width = full_width
         self._segment = renamed(segment, name)
         self._code = Compiled(self._compile)
         self.serial = Compiled(lambda key: self._code[key].entry_point)
@@ -174,7 +175,7 @@ class Kernel:
 
     def _compile(self, key: Key) -> Any:
         signature = types.intp, types.intp, *self._signature(*key)
-        return _compile(self._segment, signature, self._whole)
+        return _compile(self._segment, signature, self._full_width)
 
     def _compile_parallel(self, key: Key) -> Any:
         """What spreads segments of one signature, and where the pool's loop and this one are."""
@@ -238,13 +239,13 @@ def renamed(function: Callable[..., Any], name: str) -> Any:
     return copy
 
 
-def _compile(function: Any, signature: tuple[types.Type, ...], whole: bool = True) -> Any:
+def _compile(function: Any, signature: tuple[types.Type, ...], full_width: bool = True) -> Any:
     """What Numba has of the compiled function of one signature."""
     dispatcher = njit(**OPTIONS)(function)
     if DISABLE_JIT:
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
-    with global_compiler_lock, parts_of(function.__qualname__, whole):
+    with global_compiler_lock, parts_of(function.__qualname__, full_width):
         dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 

@@ -216,7 +216,7 @@ def fast_path(
     large = n * run.work >= PARALLEL_FROM
     flat, several = len(shape) == 1, type(dtype) is tuple
     wide = not isinstance(dtype, tuple) and target.itemsize >= dtype.itemsize
-    if wide and not past and n * target.itemsize >= PAST:
+    if wide and not (past or masked) and n * target.itemsize >= PAST:
         beyond = fast_path(
             kernel, kind, shape, dtype, granularity, shapes, constants, precision, target, kinds,
             within, names, masked, place, inverse, past=True,
