@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from npquant.cpu.memory import from_line
+from npquant.cpu.memory import AHEAD, FAR, FETCHED, fetch, from_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.strided import key as key_of
@@ -35,9 +35,16 @@ def _run(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any
     """The keys after a run of `n` more elements."""
 
     def run(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
-        base = np.uintp(begin)
-        for k in range(np.uintp(n)):
-            lo, hi = min(lo, low(x[base + k])), max(hi, high(x[base + k]))
+        end = begin + n
+        while begin < end:
+            m = end - begin
+            if x.size > FAR:
+                m = min(m, FETCHED)
+                fetch(x, begin + AHEAD, m)
+            base = np.uintp(begin)
+            for k in range(np.uintp(m)):
+                lo, hi = min(lo, low(x[base + k])), max(hi, high(x[base + k]))
+            begin += m
         return lo, hi
 
     return register_jitable(run)  # type: ignore[no-any-return]

@@ -20,17 +20,22 @@ from numba.extending import register_jitable
 
 from npquant.cpu import packed, strided, table
 from npquant.cpu.memory import (
+    AHEAD,
+    FAR,
+    FETCHED,
+    FETCHED_FAR,
     LINE,
+    after,
     bare,
     fetch,
     local,
-    narrows,
     near,
     settle,
     to_line,
+    width,
     write_past,
 )
-from npquant.cpu.steps import STRIP, brought, in_steps
+from npquant.cpu.steps import STRIP, brought, in_steps, inlined
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
@@ -56,13 +61,10 @@ RUNS = 256
 FEW, LEAST_PERIOD = 256, 1024
 #: Where a row has more than MANY elements, NEAR of them are done together, so that what belongs to
 #: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
-#: Of an array of more than FAR, which no cache holds, whole rows are: to read it in order matters
-#: more.
-MANY, NEAR, AT_ONCE, FAR = 2048, 1024, 64, 1 << 22
-#: Where a table takes much of the first cache, the processor brings data too late. So they are
-#: fetched, FETCHED elements at a time: of the next row where parts of rows are done, else those
-#: AHEAD. It pays where most of what moves is read.
-FETCHED, AHEAD = 256, 1024
+#: Of an array that is `FAR` whole rows are: to read it in order matters more. A table takes much of
+#: the first cache, and the processor brings data too late: of any array they are fetched, those of
+#: the next row where parts of rows are done.
+MANY, NEAR, AT_ONCE = 2048, 1024, 64
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
 #: them and runs are not short. They wait on the stack until they are LONG or more, MADE at most.
@@ -112,6 +114,8 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
+        stretch_past = _stretch_past(element)
+
         def runs_to(past: bool) -> Callable[..., Any]:
             """The loop of long runs, and whether it writes `past` the caches."""
 
@@ -127,6 +131,7 @@ class Elementwise:
                     return True
                 constants = lo, hi, nan
                 made, held = local(MADE, item(y)), 0
+                far = y.size > FAR and not past and width(x) > width(y)
                 row = (first + begin) // inner
                 skip = (first + begin) - row * inner
                 c = row % channels
@@ -137,16 +142,13 @@ class Elementwise:
                         m = stop - begin
                         if m > LONG:
                             m = to_line(y if past else x, begin) or LONG
+                        if far:
+                            m = min(m, FETCHED_FAR)
+                            fetch(x, begin + AHEAD, m)
                         # An unsigned index is not checked for wrap-around: the loop is vectorised.
                         base = np.uintp(begin)
                         if past:
-                            to = np.uintp(held)
-                            for k in range(np.uintp(m)):
-                                value, _ = element(each(x, base + k), p, constants, y)
-                                store(made, to + k, value)
-                            held += m
-                            if held >= LONG:
-                                held = write_past(y, begin + m - held, made, held)
+                            held = stretch_past(x, begin, m, p, constants, y, made, held)
                         else:
                             value, _ = element(each(x, base), p, constants, y)  # for its type alone
                             room = packed.room(LONG, value)
@@ -159,38 +161,50 @@ class Elementwise:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
                 if past:
-                    _write_rest(y, end - held, made, held)
+                    _end(y, end, made, held)
                 return True
 
             return runs
 
-        def strips(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-            mask: Any,
-        ) -> Any:  # fmt: skip
-            """As `runs`, in steps."""
-            if not usual(look, scale, zero_point, least, most):
-                return False
-            if begin == end:
+        def strips_to(past: bool) -> Callable[..., Any]:
+            def strips(
+                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+                mask: Any,
+            ) -> Any:  # fmt: skip
+                """As `runs`, in steps."""
+                if not usual(look, scale, zero_point, least, most):
+                    return False
+                if begin == end:
+                    return True
+                constants, rooms, data = (lo, hi, nan), near(STRIP, x), bare(x)
+                made, held = local(MADE, item(y)), 0
+                row = (first + begin) // inner
+                c, skip = row % channels, (first + begin) - row * inner
+                while begin < end:
+                    m = min(inner - skip, end - begin)
+                    if m > STRIP:
+                        m = to_line(y if past else x, begin) or STRIP
+                    base = np.uintp(begin)
+                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                    u, at_u = brought(data, base, m, rooms)
+                    if past:
+                        strip(u, at_u, m, (), (p, constants), lo, made, np.uintp(held))
+                        held += m
+                        if held >= LONG:
+                            held = write_past(y, begin + m - held, made, held)
+                    else:
+                        strip(u, at_u, m, (), (p, constants), lo, y, base)
+                    begin += m
+                    skip += m
+                    if skip == inner:
+                        skip = 0
+                        c = c + 1 if c + 1 < channels else 0
+                if past:
+                    _end(y, end, made, held)
                 return True
-            constants, rooms, data = (lo, hi, nan), near(STRIP, x), bare(x)
-            row = (first + begin) // inner
-            c, skip = row % channels, (first + begin) - row * inner
-            while begin < end:
-                m = min(inner - skip, end - begin)
-                if m > STRIP:
-                    m = to_line(x, begin) or STRIP
-                base = np.uintp(begin)
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                u, at_u = brought(data, base, m, rooms)
-                strip(u, at_u, m, (), (p, constants), lo, y, base)
-                begin += m
-                skip += m
-                if skip == inner:
-                    skip = 0
-                    c = c + 1 if c + 1 < channels else 0
-            return True
+
+            return strips
 
         def whole(bits: int) -> Callable[..., Any]:
             """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
@@ -203,7 +217,7 @@ class Elementwise:
                 """Items (row)."""
                 if not usual(look, scale, zero_point, least, most):
                     return False
-                constants = lo, hi, nan
+                constants, far = (lo, hi, nan), y.size > FAR and width(x) > width(y)
                 kind = parameters(x, scale[0], zero_point[0], constants, y)
                 columns = table.empty(kind)
                 length = np.uintp(inner) & np.uintp(bits)
@@ -221,6 +235,8 @@ class Elementwise:
                     for r in range(np.uintp(rows)):
                         p = table.take(columns, to + r, kind)
                         base = (np.uintp(begin) + r) * length
+                        if far:
+                            fetch(x, base + np.uintp(AHEAD), length)
                         for k in range(length):
                             value, inside = element(each(x, base + k), p, constants, y)
                             store(y, base + k, value)
@@ -239,21 +255,18 @@ class Elementwise:
             """As `runs`; the channels are repeated so often, then come as many others."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants = lo, hi, nan
+            constants, far = (lo, hi, nan), y.size > FAR
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             room = table.empty(kind)
             span = channels * inner * repeats
             period = _repeated(channels * inner, span)
             while begin < end:
-                skip = (first + begin) % span
-                lowest = (first + begin) // span * channels
-                last = min(end, begin + span - skip)
-                start = begin - skip % period  # of the period that `begin` lies in
+                lowest, last, start = _turn(begin, end, first, channels, span, period)
                 for part in range(0, period, table.ROWS):
                     rows = min(table.ROWS, period - part)
                     if start + part + rows <= begin and start + part + period >= last:
                         continue  # there is less than a period, and none of this
-                    near, head = NEAR if rows > MANY and y.size <= FAR else rows, 0
+                    near, head = NEAR if rows > MANY and not far else rows, 0
                     ahead = period if rows > near else AHEAD
                     if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
                         # Where the data come to a line of the cache, so does the table.
@@ -269,8 +282,8 @@ class Elementwise:
                                 above, below = max(begin - i, 0), min(last - i, stop)
                                 while above < below:
                                     m = below - above
-                                    if narrows(x, y):
-                                        m = min(m, FETCHED)
+                                    if width(x) > width(y):
+                                        m = min(m, FETCHED_FAR // 2 if far else FETCHED)
                                         fetch(x, i + above + ahead, m)
                                     base, at_row = np.uintp(i + above), np.uintp(row + above)
                                     for k in range(np.uintp(m)):
@@ -283,9 +296,49 @@ class Elementwise:
                 begin = last
             return True
 
-        runs = runs_to(False)
+        def periods_past(
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
+            nan: Any, y: Any, mask: Any,
+        ) -> Any:  # fmt: skip
+            """As `periods`, past the caches."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
+            constants = lo, hi, nan
+            made, held = local(MADE, item(y)), 0
+            kind = parameters(x, scale[0], zero_point[0], constants, y)
+            columns = table.empty(kind)
+            span = channels * inner * repeats
+            period = _repeated(channels * inner, span)
+            while begin < end:
+                lowest, last, start = _turn(begin, end, first, channels, span, period)
+                for part in range(0, period, table.ROWS):
+                    rows = min(table.ROWS, period - part)
+                    table.fill(columns, part, rows, parameters, x, scale, zero_point,
+                               lowest, channels, inner, constants, y)  # fmt: skip
+                    for i in range(start + part, last, period):
+                        at, stop = max(begin, i), min(last, i + rows)
+                        while at < stop:
+                            m = min(stop - at, LONG)
+                            base, at_row, to = np.uintp(at), np.uintp(at - i), np.uintp(held)
+                            for k in range(np.uintp(m)):
+                                p = table.take(columns, at_row + k, kind)
+                                value, _ = element(each(x, base + k), p, constants, y)
+                                store(made, to + k, value)
+                            at += m
+                            held += m
+                            if held >= LONG:
+                                held = write_past(y, at - held, made, held)
+                        if rows < period:  # what comes next lies elsewhere
+                            _write_rest(y, at, made, held)
+                            held = 0
+                begin = last
+            _end(y, end, made, held)
+            return True
+
         if steps:
-            strip, runs = in_steps(*steps), strips
+            strip, runs_to = in_steps(*steps), strips_to
+        runs = runs_to(False)
         # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
         self.rule = run = register_jitable(runs)
         self._whole_by_rule = register_jitable(whole(_OF_BLOCKS))
@@ -328,8 +381,12 @@ class Elementwise:
         }
         self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
         self._runs_past = Kernel(
-            runs_to(True), f"{name}_runs_past", _looking(_signature), work, full_width=False
+            runs_to(True), f"{name}_runs_past", _looking(_signature), work, full_width=bool(steps)
         )
+        self._periods_past = Kernel(
+            periods_past, f"{name}_periods_past", _looking(_periods_signature), work,
+            full_width=False,
+        )  # fmt: skip
         self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
         self._periods_apart = Kernel(
             periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
@@ -406,7 +463,7 @@ class Elementwise:
             return blocks, n // inner, 0, GRAIN // inner
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):
             period = channels * inner
-            return self._periods, n, -(-n // period), _grain(period)
+            return self._periods_past if past else self._periods, n, -(-n // period), _grain(period)
         return self._runs_past if past else self._runs, n, 0, GRAIN
 
     def _whole(self, inner: int, n: int) -> Kernel | None:
@@ -470,7 +527,7 @@ class Guessed(Elementwise):
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants = lo, hi, nan
+            constants, far = (lo, hi, nan), y.size > FAR
             while begin < end:
                 row = (first + begin) // inner
                 c, stop = row % channels, min((row + 1) * inner - first, end)
@@ -479,6 +536,9 @@ class Guessed(Elementwise):
                     m = stop - begin
                     if m > LONG:
                         m = to_line(x, begin) or LONG
+                    if far:
+                        m = min(m, FETCHED_FAR)
+                        fetch(x, begin + AHEAD, m)
                     base, farthest = np.uintp(begin), np.int32(0)
                     for k in range(np.uintp(m)):
                         code, rest = guess(x[base + k], p, constants, y)
@@ -551,41 +611,58 @@ class Tried(Elementwise):
     ) -> None:  # fmt: skip
         super().__init__(parameters, element)
 
-        def tried(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-            mask: Any,
-        ) -> Any:  # fmt: skip
-            """As `runs`; one of which float32 gets a code wrong is done by the rule."""
-            if not usual(look, scale, zero_point, least, most):
-                return False
-            constants = lo, hi, nan
-            while begin < end:
-                row = (first + begin) // inner
-                m = min((row + 1) * inner - first - begin, end - begin)
-                c = row % channels
-                base = np.uintp(begin)
-                rule = parameters(x, scale[c], zero_point[c], constants, y)
-                p = split(x, scale[c], zero_point[c], constants, y)
-                wrong = np.int32(m < LONG)
-                for k in range(np.uintp(CODES if m >= LONG else 0)):
-                    q = of_bits(np.int32(k), item(x))
-                    value, _ = element(q, rule, constants, y)
-                    tried, _ = quick(q, p, constants, y)
-                    wrong |= bits(like(value, tried)) ^ bits(tried)
-                if wrong:
-                    for k in range(np.uintp(m)):
-                        value, _ = element(x[base + k], rule, constants, y)
-                        store(y, base + k, value)
-                else:
-                    for k in range(np.uintp(m)):
-                        value, _ = quick(x[base + k], p, constants, y)
-                        store(y, base + k, value)
-                begin += m
-            return True
+        def tried_to(past: bool) -> Callable[..., Any]:
+            def tried(
+                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+                mask: Any,
+            ) -> Any:  # fmt: skip
+                """As `runs`; one of which float32 gets a code wrong is done by the rule."""
+                if not usual(look, scale, zero_point, least, most):
+                    return False
+                constants = lo, hi, nan
+                made, held = local(MADE, item(y)), 0
+                while begin < end:
+                    row = (first + begin) // inner
+                    stop = min((row + 1) * inner - first, end)
+                    c = row % channels
+                    rule = parameters(x, scale[c], zero_point[c], constants, y)
+                    p = split(x, scale[c], zero_point[c], constants, y)
+                    wrong = np.int32(stop - begin < LONG)
+                    for k in range(np.uintp(0 if wrong else CODES)):
+                        q = of_bits(np.int32(k), item(x))
+                        value, _ = element(q, rule, constants, y)
+                        tried, _ = quick(q, p, constants, y)
+                        wrong |= bits(like(value, tried)) ^ bits(tried)
+                    while begin < stop:
+                        m = min(stop - begin, LONG) if past else stop - begin
+                        if past and wrong:
+                            held = by_rule(x, begin, m, rule, constants, y, made, held)
+                        elif past:
+                            held = quickly(x, begin, m, p, constants, y, made, held)
+                        elif wrong:
+                            base = np.uintp(begin)
+                            for k in range(np.uintp(m)):
+                                value, _ = element(x[base + k], rule, constants, y)
+                                store(y, base + k, value)
+                        else:
+                            base = np.uintp(begin)
+                            for k in range(np.uintp(m)):
+                                value, _ = quick(x[base + k], p, constants, y)
+                                store(y, base + k, value)
+                        begin += m
+                if past:
+                    _end(y, end, made, held)
+                return True
 
-        kernel = Kernel(tried, f"{split.__name__}_{quick.__name__}", _looking(_signature))
+            return tried
+
+        name = f"{split.__name__}_{quick.__name__}"
+        by_rule, quickly = _stretch_past(element), _stretch_past(quick)
+        kernel = Kernel(tried_to(False), name, _looking(_signature))
+        past = Kernel(tried_to(True), f"{name}_past", _looking(_signature), full_width=False)
         self._runs = Either(_triable, kernel, self._runs)
+        self._runs_past = Either(_triable, past, self._runs_past)
 
 
 def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
@@ -657,18 +734,63 @@ def _repeated(period: Any, span: Any) -> Any:
 
 
 @register_jitable
-def _write_rest(y: Any, first: Any, made: Any, n: Any) -> None:
-    """Write what `write_past` has left; others may be told of all that was written."""
-    base = np.uintp(first)
-    for k in range(np.uintp(n)):
+def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: Any) -> Any:
+    """Where the channels that come again are from, and stop, and the period of `begin` begins."""
+    skip = (first + begin) % span
+    lowest = (first + begin) // span * channels
+    return lowest, min(end, begin + span - skip), begin - skip % period
+
+
+@register_jitable
+def _write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
+    """Write up to `stop` what `write_past` has left."""
+    base = np.uintp(stop - held)
+    for k in range(np.uintp(held)):
         y[base + k] = made[k]
+
+
+@register_jitable
+def _end(y: Any, end: Any, made: Any, held: Any) -> None:
+    """The same; then others may be told of all that was written."""
+    _write_rest(y, end, made, held)
     settle()
 
 
+def _stretch_past(element: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes `m` elements, LONG at most, behind `held` of `made`: so many of them then wait."""
+
+    def stretch(
+        x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, made: Any, held: Any
+    ) -> Any:
+        to, base = np.uintp(held), np.uintp(begin)
+        for k in range(np.uintp(m)):
+            value, _ = element(each(x, base + k), p, constants, y)
+            store(made, to + k, value)
+        held += m
+        return write_past(y, begin + m - held, made, held) if held >= LONG else held
+
+    return inlined(stretch)  # type: ignore[no-any-return]
+
+
 def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
-    """A kernel of arrays of one shape, the last of them the output, without qparams."""
+    """A kernel of arrays of one shape, the last of them the output, without qparams.
+
+    Where the output was `given`, a large one is written past the caches.
+    """
     kernel = Kernel(segment, name, _array_types)
-    run = register_jitable(segment)
+    run = inlined(segment)
+
+    def past(begin: Any, end: Any, x: Any, y: Any) -> None:
+        made = local(LONG, item(y))
+        while begin < end:
+            m = min(to_line(y, begin) or LONG, end - begin)
+            if m < LONG:
+                run(begin, begin + m, *(x + (y,)))  # noqa: RUF005 (for Numba)
+            else:
+                run(0, LONG, *(after(x, begin) + (made,)))  # noqa: RUF005
+                write_past(y, begin, made, LONG)
+            begin += m
+        settle()
 
     def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
         size = strided.piece(views)
@@ -678,9 +800,10 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
             v = strided.part(y, first, m)
             run(0, m, *(strided.taken(x, views, 0, first, m, room) + (v,)))  # noqa: RUF005
 
+    kernel_past = Kernel(past, f"{name}_past", _tuple_types, full_width=False)
     kernel_apart = Kernel(apart, f"{name}_apart", _apart_types)
 
-    def call(*arrays: Array) -> None:
+    def call(*arrays: Array, given: bool = False) -> None:
         n = arrays[0].size
         if not arrays[0].flags.c_contiguous:
             _, arrays = turned_to_memory(PER_TENSOR, arrays)
@@ -693,7 +816,11 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
             return
         key = tuple([a.dtype for a in arrays])
         if n and all(map(plain, arrays)):
-            kernel(n, n, tuple([a.reshape(n) for a in arrays]), key)
+            *x, y = flat = [a.reshape(n) for a in arrays]
+            if given and y.nbytes >= PAST and y.itemsize >= x[0].itemsize:
+                kernel_past(n, n, (tuple(x), y), key)
+            else:
+                kernel(n, n, tuple(flat), key)
             return
         for piece, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
             m = flat[-1].size
@@ -706,10 +833,14 @@ def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
     return call
 
 
+def _tuple_types(*dtypes: Any) -> Types:
+    *x, y = _array_types(*dtypes)
+    return types.Tuple(x), y
+
+
 def _array_types(*dtypes: Any) -> Types:
     return tuple(array_type(d) for d in dtypes)
 
 
 def _apart_types(*dtypes: Any) -> Types:
-    *x, y = _array_types(*dtypes)
-    return strided.VIEWS, types.Tuple(x), y
+    return strided.VIEWS, *_tuple_types(*dtypes)

@@ -19,6 +19,11 @@ from npquant.cpu.lowered import lowered
 #: NumPy's large arrays begin 16 bytes behind one.
 LINE = 64
 
+#: No cache of a core holds an array of more than FAR elements. What is read of it is fetched, so
+#: many elements AHEAD of where they are used, FETCHED of them at a time; or FETCHED_FAR, which is
+#: faster, where a loop does not take long to begin. It pays where most of what moves is read.
+FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
+
 
 class EverySecond(types.Array):  # type: ignore[misc]
     """Every second element of memory, to be read: a loop over them is vectorised.
@@ -155,6 +160,23 @@ def _bare(context: Any, x: Any) -> Any:
     return result(x), codegen
 
 
+def after(x: Any, first: Any) -> Any:
+    """Each array of a tuple from `first` on, without its count of references."""
+    return tuple([a[first:] for a in x])
+
+
+@lowered(after)
+def _after(context: Any, x: Any, first: Any) -> Any:
+    result = types.Tuple([types.CPointer(a.dtype) for a in x])
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        arrays = zip(x, cgutils.unpack_tuple(builder, args[0]), strict=True)
+        found = [builder.gep(data_of(context, builder, *array), [args[1]]) for array in arrays]
+        return context.make_tuple(builder, result, found)
+
+    return result(x, types.intp), codegen
+
+
 def fetch(values: Any, first: Any, n: Any) -> None:
     """Have `n` values brought to the cache, of an array or of each of a tuple; nothing is read."""
 
@@ -260,21 +282,21 @@ def _address(context: Any, x: Any) -> Any:
     return types.intp(x), codegen
 
 
-def narrows(x: Any, y: Any) -> bool:
-    """Whether an element of `x`, or of its first array, takes more memory than one of `y`."""
-    return bool((x[0] if isinstance(x, tuple) else x).itemsize > y.itemsize)
+def width(x: Any) -> int:
+    """Bytes of an element of `x`, or of its first array, which the compiler knows."""
+    return int((x if isinstance(x, np.ndarray) else x[0]).itemsize)
 
 
-@lowered(narrows)
-def _narrows(context: Any, x: Any, y: Any) -> Any:
+@lowered(width)
+def _width(context: Any, x: Any) -> Any:
     several = isinstance(x, types.BaseTuple)
-    kinds = x[0] if several else x, y
+    kind = x[0] if several else x
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        read, written = (context.get_abi_sizeof(context.get_data_type(k.dtype)) for k in kinds)
-        return context.get_constant(types.boolean, read > written)
+        size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        return context.get_constant(types.intp, size)
 
-    return types.boolean(x, y), codegen
+    return types.intp(x), codegen
 
 
 def to_line(x: Any, i: Any) -> int:

@@ -21,7 +21,7 @@ from npquant.primitives import each, put, store
 STRIP = 512
 
 _OPTIONS: Any = {"no_cfunc_wrapper": True, "forceinline": True}
-_inlined = register_jitable(**_OPTIONS)
+inlined = register_jitable(**_OPTIONS)
 
 
 def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
@@ -45,7 +45,7 @@ def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
             for k in range(np.uintp(n)):
                 store(y, to + k, step(each(x, begin + k), each(made, k), shared))
 
-        return _inlined(last)
+        return inlined(last)
 
     others = in_steps(*rest)
 
@@ -57,7 +57,7 @@ def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
             room[k] = step(each(x, begin + k), each(made, k), shared)
         others(x, begin, n, made + (room,), shared, kind, y, to)  # noqa: RUF005 (for Numba)
 
-    return _inlined(strip)
+    return inlined(strip)
 
 
 def brought(x: Any, begin: Any, n: Any, rooms: Any) -> Any:

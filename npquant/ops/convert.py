@@ -88,7 +88,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     if x.dtype == target or not (_floating(x.dtype) or _floating(target)):
         np.copyto(y, x, casting="unsafe")  # integers wrap in NumPy as they do in PyTorch
     else:
-        backend.of(x).convert(x, y)
+        backend.of(x).convert(x, y, given=out is not None)
     return y
 
 

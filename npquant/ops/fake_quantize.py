@@ -1038,7 +1038,7 @@ def _masked(grad: Any, mask: Any, out: Any) -> Array:
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)
     y = checks.output(out, g, g.dtype, ("mask",), (m,))
-    backend.of(g).masked_gradient(g, m, y)
+    backend.of(g).masked_gradient(g, m, y, given=out is not None)
     return y
 
 

@@ -215,7 +215,8 @@ def fast_path(
     run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
     large = n * run.work >= PARALLEL_FROM
     flat, several = len(shape) == 1, type(dtype) is tuple
-    wide = not isinstance(dtype, tuple) and target.itemsize >= dtype.itemsize
+    size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
+    wide = target.itemsize >= size
     if wide and not (past or masked) and n * target.itemsize >= PAST:
         beyond = fast_path(
             kernel, kind, shape, dtype, granularity, shapes, constants, precision, target, kinds,
@@ -321,7 +322,6 @@ def fast_path(
                          lo, hi, nan, v, w)  # fmt: skip
         return (y, mask) if done else None
 
-    size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
     by_strides: dict[Any, FastPath] = ways(call, shape, size, 2, turned, place if several else None)
     return call
 

@@ -1,0 +1,113 @@
+"""Arrays that no cache of a core holds, of which what comes next is fetched: the same bits."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npquant as nq
+from cases import assert_same
+from npquant.cpu.memory import AHEAD, FAR, FETCHED, FETCHED_FAR
+
+#: Rows of an array; two of them are small enough to be done without.
+ROWS = 6
+INT8 = -128, 127, np.int8
+
+
+def data(columns, dtype=np.float32):
+    x = np.random.default_rng(3).normal(0, 3, (ROWS, columns)).astype(np.float32)
+    assert x.size > FAR > 2 * columns
+    return x.astype(dtype)
+
+
+def qparams(shape, kind=np.float32):
+    rng = np.random.default_rng(4)
+    wide = np.int64 if kind is np.float64 else np.int32
+    return rng.uniform(0.01, 0.1, shape).astype(kind), rng.integers(-9, 9, shape).astype(wide)
+
+
+def in_parts(op, x, *args):
+    """The op of the whole, and of two rows at a time, with what of `args` belongs to them."""
+
+    def some(a, part):
+        return a[part] if isinstance(a, np.ndarray) and len(a) == ROWS else a
+
+    parts = [slice(i, i + 2) for i in range(0, ROWS, 2)]
+    each = [op(x[part], *(some(a, part) for a in args)) for part in parts]
+    assert_same(op(x, *args), np.concatenate(each), op.__name__)
+
+
+COLUMNS = 999_000
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, "float8_e4m3fn", "int4"])
+def test_quantize_per_tensor(dtype):
+    target = np.dtype(getattr(ml_dtypes, dtype) if isinstance(dtype, str) else dtype)
+    in_parts(nq.quantize_per_tensor, data(COLUMNS), 0.05, 3, -8, 7, target)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_quantize_of_other_dtypes(dtype):
+    in_parts(nq.quantize_per_tensor, data(COLUMNS, dtype), 0.05, 3, *INT8)
+
+
+def test_quantize_per_channel():
+    x = data(COLUMNS)
+    in_parts(nq.quantize_per_channel, x, *qparams(ROWS), 0, *INT8)
+    in_parts(nq.quantize_per_channel, x.reshape(ROWS, 37, -1), *qparams(37), 1, *INT8)
+
+
+@pytest.mark.parametrize("channels", [3, 100, 9000])
+def test_quantize_with_channels_last(channels):
+    x = data(COLUMNS).reshape(ROWS, -1, channels)
+    in_parts(nq.quantize_per_channel, x, *qparams(channels), 2, *INT8)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [40, 999])
+def test_quantize_per_token(kind, length):
+    x = data(COLUMNS).reshape(ROWS, -1, length)
+    in_parts(nq.quantize_per_token, x, *qparams((ROWS, x.shape[1], 1), kind), *INT8)
+
+
+@pytest.mark.parametrize("group", [16, 32, 48, 128])
+def test_quantize_per_group(group):
+    x = data(999_936)
+    in_parts(nq.quantize_per_channel_group, x, *qparams((ROWS, 999_936 // group)), *INT8, group)
+
+
+def test_dequantize_of_codes_that_are_wider():
+    q = (data(COLUMNS) * 9).astype(np.int32)
+
+    def to_float16(q):
+        return nq.dequantize_per_tensor(q, 0.05, 3, -128, 127, np.int32, out_dtype=np.float16)
+
+    in_parts(to_float16, q)
+
+
+def test_quantize_per_token_dynamic():
+    x = data(COLUMNS).reshape(ROWS, -1, 1000)
+    codes, scale, zero_point = nq.quantize_per_token_dynamic(x, np.int8)
+    found = nq.choose_qparams_per_token_asymmetric(x[:2], np.int8)
+    assert_same((scale[:2], zero_point[:2]), found)
+    assert_same(codes, nq.quantize_per_token(x, scale, zero_point, *INT8))
+
+
+def test_adaround_codes():
+    x = data(COLUMNS)
+    v = np.roll(x, 1)
+
+    def codes(x, v):
+        return nq.adaround_codes(x, v, 0.05, 0, *INT8)
+
+    in_parts(codes, x, v)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_extremes_are_found_wherever_they_are(dtype):
+    x = np.zeros(FAR + 3 * FETCHED + 5, dtype)
+    edges = (0, FETCHED_FAR, FETCHED, AHEAD, 1 << 14, 1 << 16, FAR, x.size - 1)
+    for at in sorted({min(max(e + d, 0), x.size - 1) for e in edges for d in (-1, 0, 1)}):
+        x[at], x[-1 - at] = -100, 155
+        scale, zero_point = nq.choose_qparams(x, *INT8[:2], 1e-6, np.int8)
+        assert (scale.item(), zero_point.item()) == (1, -28), at
+        x[at] = x[-1 - at] = 0
