@@ -39,8 +39,8 @@ _to_bool = flat_map(_nonzero, "nonzero")
 _float_to_bool = flat_map(_nonzero_float, "nonzero_float")
 
 
-def convert(*arrays: Any) -> None:
-    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too."""
+def convert(*arrays: Any, given: bool = False) -> None:
+    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too; as of `flat_map`."""
     x, y = map(device, arrays)
     if x.dtype == y.dtype:
         copy(x, y)
