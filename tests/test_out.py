@@ -323,6 +323,51 @@ def test_past_the_caches_in_another_order(name, past_caches, monkeypatch):
             assert_same(results(name, kwargs | {"out": kwargs[data]})[0], expected, axis)
 
 
+@pytest.fixture
+def kernels(monkeypatch):
+    """The names of kernels that are called."""
+    used, call = [], Kernel.__call__
+
+    def spied(self, *args):
+        used.append(self.name)
+        call(self, *args)
+
+    monkeypatch.setattr(Kernel, "__call__", spied)
+    return used
+
+
+@pytest.mark.parametrize("name", [*NOT_NARROWER, "adaround_init"])
+def test_past_the_caches_the_long_way(name, kernels, monkeypatch):
+    """Of data that are every second element, and of tokens and groups that lie side by side."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    shape = 40, 8, 144  # more than a piece
+    for axis in axes(name, shape) if fits(name, shape) else ():
+        kwargs = not_narrower(name, shape, axis)
+        (expected,) = results(name, kwargs)
+        data = next(key for key in DATA if key in kwargs)
+        every_second = np.repeat(kwargs[data], 2, axis=-1)[..., ::2]
+        for x, order in ((every_second, (0, 1, 2)), (in_order(kwargs[data], (1, 0, 2)), (1, 0, 2))):
+            room = in_order(np.zeros((*shape[:2], shape[2]), expected.dtype), order)
+            kernels.clear()
+            assert results(name, kwargs | {data: x, "out": room})[0] is room
+            assert_same(room, expected, (axis, order))
+            if order == (0, 1, 2):
+                assert any(kernel.endswith("_past") for kernel in kernels)
+
+
+@pytest.mark.parametrize("name", ADAROUND)
+def test_past_the_caches_in_the_place_of_data(name, past_caches):
+    """What waits is not yet written when more of the data are read."""
+    for axis in (0, 1):
+        kwargs = arguments(name, (40, 1111), axis)
+        (expected,) = results(name, kwargs)
+        asked = len(past_caches)
+        x = kwargs["input"]
+        assert results(name, kwargs | {"out": x})[0] is x
+        assert len(past_caches) == asked > 0
+        assert_same(x, expected, axis)
+
+
 @pytest.mark.parametrize("op", [nq.dequantize_per_token, nq.dequantize_per_channel_group])
 def test_past_the_caches_with_float64_scales(op, past_caches):
     """Some of which float32 gets wrong, in runs that are tried and in shorter ones."""
@@ -346,15 +391,8 @@ def test_past_the_caches_with_float64_scales(op, past_caches):
 
 @pytest.mark.parametrize("n", [PARALLEL_FROM, PARALLEL_FROM + 777])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_past_the_caches_without_qparams(dtype, n, monkeypatch):
+def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
     """A gradient with its mask and a conversion, wherever in a line of the cache the result is."""
-    used, call = [], Kernel.__call__
-
-    def spied(self, *args):
-        used.append(self.name)
-        call(self, *args)
-
-    monkeypatch.setattr(Kernel, "__call__", spied)
     monkeypatch.setattr(loops, "PAST", 1)
     x = np.random.default_rng(5).normal(size=n).astype(dtype)
     mask = x.view(np.uint8)[:n] % 3 == 0
@@ -363,12 +401,12 @@ def test_past_the_caches_without_qparams(dtype, n, monkeypatch):
         (nq.convert_element_type, np.float32 if dtype == np.float16 else np.float64, "convert"),
     ):
         expected = op(x, other)
-        assert used.pop() == name
+        assert kernels.pop() == name
         for place in (0, 1, 13):
             room = np.zeros(n + 32, expected.dtype)
             out = room[place : place + n]
             assert op(x, other, out=out) is out
-            assert used.pop() == f"{name}_past"
+            assert kernels.pop() == f"{name}_past"
             assert_same(out, expected, place)
             assert not room[:place].any()
             assert not room[place + n :].any()

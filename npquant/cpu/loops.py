@@ -67,7 +67,7 @@ FEW, LEAST_PERIOD = 256, 1024
 MANY, NEAR, AT_ONCE = 2048, 1024, 64
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
-#: them and runs are not short. They wait on the stack until they are LONG or more, MADE at most.
+#: them. They wait on the stack until they are LONG or more, MADE at most.
 PAST, MADE = 1 << 25, 2 * LONG
 
 #: Codes of one byte.
@@ -402,12 +402,14 @@ class Elementwise:
         precision: tuple[str, str, str],
         y: Array,
         mask: Array | None = None,
+        given: bool = False,
     ) -> None:
         """Run over `x`.
 
         `scale` and `zero_point` are numbers, or arrays of one a channel. `constants` are lo, hi
         and what a NaN becomes. `precision` names the types of a scale and of a zero point that
-        are numbers, and of the constants; "wide" of the latter is for codes too large for it.
+        are numbers, and of the constants; "wide" of the latter is for codes too large for it. Where
+        `y` was `given`, large results are written past the caches.
         """
         n = x.size
         # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
@@ -434,7 +436,7 @@ class Elementwise:
                           y, mask)  # fmt: skip
                     return
         if precision[2] == "wide" and self._wide is not None:
-            self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask)
+            self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask, given)
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
@@ -442,10 +444,10 @@ class Elementwise:
             mask = None if mask is None else mask.reshape(n)
             views = strided.views((x,), never) if within else None
             piece = Piece(channels, inner or n, views=views)
-            self._flat(piece, x, scale, zero_point, constants, precision, y, mask)
+            self._flat(piece, x, scale, zero_point, constants, precision, y, mask, given)
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
-            self._flat(piece, u, s, z, constants, precision, v, w)
+            self._flat(piece, u, s, z, constants, precision, v, w, given)
 
     def in_one_call(
         self, granularity: Granularity, n: int, code: str, past: bool = False
@@ -475,23 +477,28 @@ class Elementwise:
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
-        mask: Array | None = None,
+        mask: Array | None = None, given: bool = False,
     ) -> None:  # fmt: skip
         channels, inner, repeats, first, views = piece
         n = y.size
         if n == 0:
             return
         apart = views is not None
-        kernel, items, grain = self._runs_apart if apart else self._runs, n, GRAIN
+        past = given and mask is None and y.nbytes >= PAST and y.itemsize >= x.itemsize
+        runs, periods = self._runs, self._periods
+        if apart:
+            runs, periods = self._runs_apart, self._periods_apart
+        elif past:
+            runs, periods = self._runs_past, self._periods_past
+        kernel, items, grain = runs, n, GRAIN
         types_: tuple[Any, ...] = precision
         cut: tuple[Any, ...] = views if apart else first, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
             if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
-                kernel = self._periods_apart if apart else self._periods
-                grain = _grain(channels * inner)
+                kernel, grain = periods, _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif not (apart or first % inner) and (blocks := self._whole(inner, n)):
+            elif not (apart or past or first % inner) and (blocks := self._whole(inner, n)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
         if views is not None:
             grain = max(grain, strided.piece(views))

@@ -211,8 +211,9 @@ class Elementwise:
         precision: tuple[str, str, str],
         y: Any,
         mask: Any = None,
+        given: bool = False,
     ) -> None:
-        """Run over `x`."""
+        """Run over `x`; whether `y` was `given` makes no difference here."""
         if precision[2] == "wide" and self._wide is not None:
             self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
             return

@@ -97,7 +97,8 @@ def adaround_init(
     dtype, names = _COMPUTED[x.dtype]
     y = checks.output(out, x, dtype, _SCALE, (scale,))
     # There are no zero points; the scales fill their place.
-    backend.of(x).adaround_init(granularity, x, s, s, (0, 0, 0), names, y)
+    kernel = backend.of(x).adaround_init
+    kernel(granularity, x, s, s, (0, 0, 0), names, y, given=out is not None)
     return y
 
 

@@ -895,7 +895,8 @@ def _per_tensor(
         y, mask = checks.output_and_mask(x)
     else:
         y, mask = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point)), None
-    getattr(backend.of(x), kernel)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
+    run, given = getattr(backend.of(x), kernel), out is not None
+    run(layout.PER_TENSOR, x, s, z, constants, names, y, mask, given=given)
     return y, mask
 
 
@@ -991,7 +992,7 @@ def _per_channel(
         y, mask = checks.output_and_mask(x)
     else:
         y, mask = checks.output(out, x, x.dtype, _QPARAMS, qparams), None
-    kernel(granularity, x, s, z, constants, names, y, mask)
+    kernel(granularity, x, s, z, constants, names, y, mask, given=out is not None)
     return y, mask
 
 
@@ -1025,7 +1026,8 @@ def _decomposed(
     else:
         y, mask = checks.output(out, x, x.dtype, _PLURAL, qparams), None
     code = "float64" if double else "float32"
-    run(granularity, x, s, z, constants, ("float32", code, code), y, mask)
+    names, given = ("float32", code, code), out is not None
+    run(granularity, x, s, z, constants, names, y, mask, given=given)
     return y, mask
 
 

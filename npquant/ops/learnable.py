@@ -111,7 +111,7 @@ def fake_quantize_learnable_per_tensor_affine(
         s, z = checks.learned_numbers(scale, zero_point, type(x))
     y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
     kernel = backend.of(x).fake_quantize_learnable_per_tensor
-    kernel(layout.PER_TENSOR, x, s, z, constants, names, y)
+    kernel(layout.PER_TENSOR, x, s, z, constants, names, y, given=out is not None)
     return y
 
 
@@ -883,7 +883,8 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
         return done[0]
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
     y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
-    getattr(backend.of(x), kernel)(granularity, x, s, z, constants, names, y)
+    run = getattr(backend.of(x), kernel)
+    run(granularity, x, s, z, constants, names, y, given=out is not None)
     return y
 
 

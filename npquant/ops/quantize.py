@@ -139,7 +139,8 @@ def quantize_per_tensor(
     y = checks.output(out, x, target, _QPARAM, (scale, zero_point))
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_tensor
-    kernel(layout.PER_TENSOR, x, s, z, constants, (*kinds, code), y)
+    names, given = (*kinds, code), out is not None
+    kernel(layout.PER_TENSOR, x, s, z, constants, names, y, given=given)
     return y
 
 
@@ -231,7 +232,7 @@ def dequantize_per_tensor(
     s, z = _numbers(q, scale, zero_point)
     s = checks.cast(s, dtypes.compute(result)) if checks.on_device(s) else s
     y = checks.output(out, q, result, _QPARAM, (scale, zero_point))
-    _dequantize(layout.PER_TENSOR, q, s, z, names, y, result)
+    _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
     return y
 
 
@@ -343,7 +344,7 @@ def quantize_per_channel(
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
         s = checks.cast(s, x.dtype)
-    kernel(granularity, x, s, z, constants, names, y)
+    kernel(granularity, x, s, z, constants, names, y, given=out is not None)
     return y
 
 
@@ -440,7 +441,7 @@ def dequantize_per_channel(
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     s = checks.cast(s, dtypes.compute(result))
-    _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result)
+    _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result, out is not None)
     return y
 
 
@@ -996,20 +997,20 @@ def _quantize_rows(
         kernel, z = getattr(lib, _by_division(target)), checks.large_as_floats(z, s, x)
     else:
         kernel = lib.quantize_per_token
-    kernel(granularity, x, s, z, constants, names, y)
+    kernel(granularity, x, s, z, constants, names, y, given=out is not None)
     return y
 
 
 def _dequantize(
     granularity: layout.Granularity, q: Array, s: Any, z: Any, names: Any, y: Array,
-    result: dtypes.DType,
+    result: dtypes.DType, given: bool,
 ) -> None:  # fmt: skip
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
     kernel = lib.dequantize
     if _narrow(result, q.dtype) and _codes_of_one_byte(z, q.dtype):
         kernel, names = lib.dequantize_promoted, _IN_FLOAT32
-    kernel(granularity, q, s, z, _NO_CODES, names, y)
+    kernel(granularity, q, s, z, _NO_CODES, names, y, given=given)
 
 
 def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:
@@ -1045,7 +1046,8 @@ def _dequantize_rows(
             return done[0]
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     lib = backend.of(q)
-    lib.dequantize_promoted(granularity, q, s, z, _NO_CODES, ("float32", code, "float32"), y)
+    kernel, names = lib.dequantize_promoted, ("float32", code, "float32")
+    kernel(granularity, q, s, z, _NO_CODES, names, y, given=out is not None)
     return y
 
 
