@@ -742,7 +742,7 @@ def _repeated(period: Any, span: Any) -> Any:
 
 @register_jitable
 def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: Any) -> Any:
-    """Where the channels that come again are from, and stop, and the period of `begin` begins."""
+    """The first channel of those `begin` is among, where these stop, where its period begins."""
     skip = (first + begin) % span
     lowest = (first + begin) // span * channels
     return lowest, min(end, begin + span - skip), begin - skip % period

@@ -21,7 +21,8 @@ LINE = 64
 
 #: No cache of a core holds an array of more than FAR elements. What is read of it is fetched, so
 #: many elements AHEAD of where they are used, FETCHED of them at a time; or FETCHED_FAR, which is
-#: faster, where a loop does not take long to begin. It pays where most of what moves is read.
+#: faster, where a loop does not take long to begin, and half of that beside a table. It pays where
+#: most of what moves is read.
 FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
 
 

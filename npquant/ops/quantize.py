@@ -813,8 +813,6 @@ _QPARAM, _QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
 
 #: Zero points up to here, and their differences with codes, are exact in float32.
 _SMALL = checks.EXACT32
-#: Dtypes of scales and of such zero points by PyTorch's promotion.
-_PROMOTED = ((dtypes.float64, dtypes.float32),)
 #: What stands for the bounds of codes, and in which precision, where nothing is clamped.
 _NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
 
@@ -932,9 +930,8 @@ def _promoting(
     result = _output_dtype(output_dtype, "output_dtype")
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
-        kinds = CODES + _PROMOTED
         at_once = fast_path("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES,
-                            _IN_FLOAT32, result, kinds, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
+                        _IN_FLOAT32, result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
     return *found, result, at_once
 
 
@@ -1041,9 +1038,6 @@ def _dequantize_rows(
         s, z = found
     else:
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
-        done = None if out is None else at_once(q, s, z, out)
-        if done is not None:
-            return done[0]
     y = checks.output(out, q, result, _QPARAMS, (s, z))
     lib = backend.of(q)
     kernel, names = lib.dequantize_promoted, ("float32", code, "float32")
