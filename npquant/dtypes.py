@@ -16,6 +16,7 @@ DType = np.dtype[Any]
 float16: Final = np.dtype(np.float16)
 bfloat16: Final = np.dtype(ml_dtypes.bfloat16)
 float32: Final = np.dtype(np.float32)
+int8: Final = np.dtype(np.int8)
 int32: Final = np.dtype(np.int32)
 float64: Final = np.dtype(np.float64)
 float8_e4m3fn: Final = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -105,6 +106,14 @@ def integer_target(dtype: Any, name: str = "dtype") -> DType:
     found = target(dtype, name)
     if found in FLOAT8:
         raise TypeError(f"{name} must be a dtype of integers, got {found}")
+    return found
+
+
+def of_tokens(dtype: Any) -> DType:
+    """`dtype` as the one of codes whose qparams are chosen per token, as in PyTorch."""
+    found = target(dtype)
+    if found != int8:
+        raise TypeError(f"dtype must be int8, the only one PyTorch has here, got {found}")
     return found
 
 

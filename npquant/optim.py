@@ -86,7 +86,7 @@ class _Optimizer:
                     raise ValueError(
                         f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
                     )
-                found = checks.same(gradient, f"gradients[{i}]", value)
+                found = checks.same(gradient, f"gradients[{i}]", value, data=f"parameters[{i}]")
                 checks.itself_or_apart(value, f"parameters[{i}]", found, f"gradients[{i}]")
                 pairs.append((i, value, found))
         for i, value, gradient in pairs:
@@ -215,7 +215,8 @@ class _Optimizer:
         for key in self._arrays:
             if not is_array(parts[key]):
                 raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
-            found[key] = copy(checks.same(parts[key], f"{name}[{key!r}]", value))
+            given = checks.same(parts[key], f"{name}[{key!r}]", value, data=f"parameters[{i}]")
+            found[key] = copy(given)
             known = isinstance(found[key], np.ndarray)  # none is asked for that is on a GPU
             if key in self._squares and known and (found[key] < 0).any():
                 raise ValueError(f"{name}[{key!r}] must not be negative, a mean of squares")

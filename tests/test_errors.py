@@ -183,6 +183,8 @@ OUT = [row for row in NO_ARRAY + COMPLEX if row.label != "none"] + [
 #: The ops that take one scale and zero point as numbers, and those that take float zero points.
 PER_TENSOR = [name for name in CALLS if "per_tensor" in name]
 IN_OWN_PRECISION = [name for name in CALLS if name.startswith(("quantize", "dequantize"))]
+#: Of those, the ops whose scales are in the precision of the output, which is float32 here.
+IN_THAT_OF_OUTPUT = ["dequantize_per_tensor", "dequantize_per_channel"]
 
 
 def out_of_range(make_low, make_high):
@@ -219,10 +221,15 @@ def scale_table(name):
             else SCALE
         )
     if name in PER_TENSOR:
-        return SCALE + ([] if name in IN_OWN_PRECISION else values(too_small=1e-60, beyond=1e60))
+        return SCALE + values(too_small=1e-60, beyond=1e60) * in_float32(name)
     if "learnable" in name and "backward" in name:
         return LEARNED + SCALES[len(QPARAMS) :]
-    return SCALES if name in IN_OWN_PRECISION else SCALES_FLOAT32
+    return SCALES_FLOAT32 if in_float32(name) else SCALES
+
+
+def in_float32(name):
+    """Whether a scale that float32 does not hold is refused."""
+    return name not in IN_OWN_PRECISION or name in IN_THAT_OF_OUTPUT
 
 
 def zero_point_table(name):
@@ -277,7 +284,7 @@ def table(name, argument):
         "weight": FINITE,
         "out_dtype": OUT_DTYPE,
         "output_dtype": OUT_DTYPE,
-        "eps": FINITE,
+        "eps": FINITE + values(negative=-1e-45, beyond_float32=2.0**128),
         "grad_factor": FINITE,
         "averaging_const": FINITE,
         "qscheme": CHOICE,
@@ -312,8 +319,8 @@ SPECIAL = {
         Wrong("empty", ValueError, lambda x: x[:, :0]),
         *elements(nan=np.nan, infinite=-np.inf),
     ],
-    ("choose_qparams_per_token", "dtype"): values(other=np.uint8),
-    ("quantize_per_token_dynamic", "dtype"): values(other=np.uint8),
+    ("choose_qparams_per_token", "dtype"): types(other=np.uint8),
+    ("quantize_per_token_dynamic", "dtype"): types(other=np.uint8),
     ("choose_qparams", "quant_max"): values(without_zero=-1, one_code=-128),
     ("choose_qparams", "quant_min"): values(without_zero=1, too_far_apart=127 - 2**63),
     ("determine_qparams", "quant_min"): values(too_far_apart=127 - 2**63),
@@ -449,6 +456,7 @@ def test_wrong_argument(name, argument):
 
 
 X, ONE, NONE = np.ones((1, 2), F32), np.ones(1, F32), np.zeros(1, np.int32)
+Q = X.astype(np.int8)
 #: What is taken, and what is refused next to it. In float32, 2**-150 is a tie that rounds to zero,
 #: and BEYOND one that rounds to infinity.
 BEYOND = (2 - 2.0**-24) * 2.0**127
@@ -462,6 +470,15 @@ ENDS = {
                *SCALE_FLOAT32),
     "scales of float32": (lambda v: nq.adaround_hard(X, X, F32([v]), NONE, -8, 7, axis=0), "scale",
                           SCALE_FLOAT32[0], (0, np.inf)),
+    "to divide by": (lambda v: nq.quantize_per_tensor(X, v, 0, -8, 7, np.int8, rounding="divide"),
+                     "scale", *SCALE_FLOAT32),
+    "to dequantize": (lambda v: nq.dequantize_per_tensor(Q, v, 0, -8, 7, np.int8), "scale",
+                      *SCALE_FLOAT32),
+    "to dequantize channels": (lambda v: nq.dequantize_per_channel(
+                                   Q, np.array([v]), None, 0, -8, 7, np.int8), "scales",
+                               *SCALE_FLOAT32),
+    "least scale": (lambda v: nq.choose_qparams(X, -8, 7, v, np.int8), "eps",
+                    (0.0, -0.0, *FINITE_FLOAT32[0][:1]), (-5e-324, BEYOND)),
     "learned": (lambda v: LearnableFakeQuantize(MinMaxObserver, scale=1.0, zero_point=v),
                 "zero_point", *FINITE_FLOAT32),
     "quantize": (lambda v: nq.quantize_per_tensor(X, 1.0, v, -8, 7, np.int8), "zero_point",
@@ -559,11 +576,14 @@ def test_special_values_warn_of_nothing(name):
 EXTREME = (
     ("quantize_per_tensor", {"scale": 1e-320}),
     ("quantize_per_tensor", {"scale": 1e300}),
-    ("dequantize_per_tensor", {"scale": 1e300}),
-    ("dequantize_per_channel", {"scales": np.full(SHAPE[0], 1e300)}),
-    ("choose_qparams", {"eps": 1e300}),
-    ("choose_qparams_symmetric", {"eps": 1e300}),
-    ("determine_qparams", {"eps": 1e300}),
+    ("dequantize_per_tensor", {"scale": 3e38}),
+    ("dequantize_per_tensor", {"scale": 1e300, "out_dtype": np.float64}),
+    ("dequantize_per_channel", {"scales": np.full(SHAPE[0], 3e38)}),
+    ("dequantize_per_channel", {"scales": np.full(SHAPE[0], 1e300), "out_dtype": np.float64}),
+    ("dequantize_per_token", {"scales": np.full(SHAPE[0], 1e300)}),
+    ("choose_qparams", {"eps": 3e38}),
+    ("choose_qparams_symmetric", {"eps": 3e38}),
+    ("determine_qparams", {"eps": 3e38}),
     ("fake_quantize_learnable_per_tensor_affine", {"zero_point": 1e300}),
     ("fake_quantize_learnable_per_tensor_affine", {"zero_point": -np.inf}),
     ("fake_quantize_learnable_per_tensor_affine", {"grad_factor": 1e300}),

@@ -353,7 +353,7 @@ def test_wrong_qparams_of_large_arrays(shape, axis, threads, monkeypatch):
         nq.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -8, 7, out=out)
     assert not out.any()
     scale[-1], zero_point[-1] = 1, 8
-    with pytest.raises(ValueError, match=r"zero_point must be within -8\.\.7, got 8"):
+    with pytest.raises(ValueError, match=r"zero_point must lie within -8\.\.7, got 8"):
         nq.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -8, 7, out=out)
     assert not out.any()
 
@@ -388,7 +388,7 @@ def all_are_looked_at(x):
         nq.fake_quantize_per_channel_affine(*args)
         for wrong in (-9, 8):
             zero_point[n - 1] = wrong
-            with pytest.raises(ValueError, match=f"zero_point must be within -8..7, got {wrong}"):
+            with pytest.raises(ValueError, match=f"zero_point must lie within -8..7, got {wrong}"):
                 nq.fake_quantize_per_channel_affine(*args, out=out)
         zero_point[n - 1] = 7
         for wrong in (np.nan, np.inf, 0, -1):

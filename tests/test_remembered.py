@@ -60,7 +60,7 @@ def test_scales_that_become_wrong():
     scale, zero_point = np.ones(3, np.float32), np.zeros(3, np.int32)
     nq.fake_quantize_per_channel_affine(X, scale, zero_point, 0, -8, 7)
     zero_point[1] = 8
-    with pytest.raises(ValueError, match=r"zero_point must be within -8\.\.7, got 8 at index 1"):
+    with pytest.raises(ValueError, match=r"zero_point must lie within -8\.\.7, got 8 at index 1"):
         nq.fake_quantize_per_channel_affine(X, scale, zero_point, 0, -8, 7)
     zero_point[1], scale[2] = 0, np.nan
     with pytest.raises(ValueError, match="scale must be positive and finite"):

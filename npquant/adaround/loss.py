@@ -245,7 +245,7 @@ def _decider(V: Any) -> Any:
 
 def _pair(output: Any, target: Any) -> tuple[Array, Array]:
     a = checks.host_array(output, "output", dtypes.FLOATS, (np.ndarray, np.generic))
-    b = checks.same(target, "target", a)
+    b = checks.same(target, "target", a, data="output")
     if a.size == 0:
         raise ValueError(f"output must have elements, got shape {a.shape}")
     return a, b

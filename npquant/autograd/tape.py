@@ -371,7 +371,7 @@ class Tape:
                 raise ValueError(f"grad must be given for a target of shape {shape}")
             first = full_like(target, 1)
         else:
-            given = checks.same(grad, "grad", checks.array(target, "target"))
+            given = checks.same(grad, "grad", checks.array(target, "target"), data="target")
             first = given if isinstance(given, np.ndarray) else grad
 
         ends = {id(source) for source in wanted}

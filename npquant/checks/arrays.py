@@ -114,22 +114,24 @@ def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
     raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}")
 
 
-def same(value: Any, name: str, x: Array, dtype: DType | None = None) -> Array:
-    """An array of the shape of `x`, and of `dtype` or else of the dtype of `x`."""
+def same(
+    value: Any, name: str, x: Array, dtype: DType | None = None, *, data: str = "input"
+) -> Array:
+    """An array of the shape of `x`, the argument `data`, and of `dtype` or else of that of `x`."""
     wanted = dtype or x.dtype
     other = value if type(value) is np.ndarray else array(value, name)
     if other.dtype != wanted:
         other = native(other, name, (wanted,))
     if other.shape != x.shape:
         raise ValueError(f"{name} must have the shape {x.shape}, got {other.shape}")
-    together(x, other, name)
+    together(x, other, name, data)
     return other
 
 
-def together(x: Array, other: Array, name: str) -> None:
+def together(x: Array, other: Array, name: str, data: str = "input") -> None:
     """Refuse a spec among arrays and an array among specs; on a GPU, `other` is on x's stream."""
     if type(other) is not type(x):
-        raise TypeError(f"{name} and input must be of one kind, got {_kind(other)} and {_kind(x)}")
+        raise TypeError(f"{name} and {data} must be of one kind, got {_kind(other)} and {_kind(x)}")
     if type(x) is not np.ndarray and type(x) is not ArraySpec:
         other.follow(x)
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from npquant.checks.arrays import ARRAYS, Array, array, native
-from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, float32, int32
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, float32, float64, int32
 from npquant.errors import show
 from npquant.meta import ArraySpec
 
@@ -90,6 +90,19 @@ def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> 
     if _LEAST_FLOAT32 < scale < _BEYOND_FLOAT32:
         return scale
     raise ValueError(f"{name} must be positive and finite in float32, got {scale}")
+
+
+def scale_in(precision: DType, value: Any, name: str = "scale", kind: type | None = None) -> float:
+    """A scale that stays positive and finite in the precision in which it is used."""
+    return (scale_number if precision == float64 else scale_float32)(value, name, kind)
+
+
+def least_scale(value: Any, kind: type | None = None) -> float:
+    """The `eps` of qparams that are chosen, which is used in float32."""
+    eps = number(value, "eps", kind)
+    if 0.0 <= eps < _BEYOND_FLOAT32:
+        return eps
+    raise ValueError(f"eps must be finite in float32 and not negative, got {eps}")
 
 
 def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:

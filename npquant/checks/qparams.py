@@ -9,7 +9,7 @@ import numpy as np
 
 from npquant import dtypes
 from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, on_device, together
-from npquant.checks.numbers import scale_float32, scale_number, single_number, zero_point_number
+from npquant.checks.numbers import scale_float32, scale_in, single_number, zero_point_number
 from npquant.cpu.qparams import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
@@ -61,8 +61,8 @@ def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> No
         return
     i = outside(p, lo, hi)
     if i >= 0:
-        allowed = allowed or f"within {lo}..{hi}"
-        raise ValueError(f"{name} must be {allowed}, got {p[i]} at index {i}")
+        allowed = allowed or f"lie within {lo}..{hi}"
+        raise ValueError(f"{name} must {allowed}, got {p[i]} at index {i}")
 
 
 #: Dtypes of scales and zero points, as they mostly come: codes, learned ones, PyTorch's per token.
@@ -103,7 +103,16 @@ def scales_float32(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x
     s = parameters(value, name, shapes, x)
     if s.dtype != dtypes.float32:
         s = cast(s, dtypes.float32)
-    in_range(s, name, *_FLOAT32_SCALES, "positive and finite in float32")
+    in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
+    return s
+
+
+def in_precision(s: Array, name: str, precision: DType) -> Array:
+    """Scales that were checked, in the precision in which they are used."""
+    if s.dtype == precision:
+        return s
+    s = cast(s, precision)
+    in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
     return s
 
 
@@ -112,7 +121,7 @@ def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array)
     s = parameters(value, name, shapes, x)
     if s.dtype in INTEGERS:
         s = cast(s, dtypes.float32)
-    in_range(s, name, 5e-324, MOST, "positive and finite")
+    in_range(s, name, 5e-324, MOST, "be positive and finite")
     return s
 
 
@@ -159,10 +168,10 @@ def any_on_device(x: Array, scale: Any, zero_point: Any) -> bool:
     return on_device(scale) or on_device(zero_point)
 
 
-def device_qparams(scale: Any, zero_point: Any, x: Array) -> tuple[Any, Any]:
+def device_qparams(scale: Any, zero_point: Any, x: Array, precision: DType) -> tuple[Any, Any]:
     """One scale and one zero point on a GPU: arrays, or a number beside an array."""
     shapes = ((1,), ())
-    s = scales(scale, "scale", shapes, x) if on_device(scale) else scale_number(scale)
+    s = scales(scale, "scale", shapes, x) if on_device(scale) else scale_in(precision, scale)
     if not on_device(zero_point):
         return s, zero_point_number(zero_point)
     return s, zero_points(zero_point, "zero_point", shapes, x)
@@ -198,20 +207,20 @@ def learned_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, flo
 
 def all_finite(p: Array, name: str) -> None:
     """Fractional zero points."""
-    in_range(p, name, -MOST, MOST, "finite")
+    in_range(p, name, -MOST, MOST, "be finite")
 
 
 def int32s(p: Array, name: str) -> Array:
     """Zero points as int32; floating ones are truncated, as PyTorch does."""
     if p.dtype == _INT32:
         return p
-    in_range(p, name, *_TRUNCATE_TO_INT32, "within int32")
+    in_range(p, name, *_TRUNCATE_TO_INT32, "lie within int32")
     return cast(p, _INT32)
 
 
 def no_nan(p: Array, name: str) -> Array:
     """Learned zero points: any number, infinities clamp."""
-    in_range(p, name, -math.inf, math.inf, "a number")
+    in_range(p, name, -math.inf, math.inf, "be a number")
     return p
 
 

@@ -690,7 +690,7 @@ def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
     if not shapes and checks.on_device(scale):
         shapes = _ONE
     if not shapes:
-        return (checks.scale_number if double else checks.scale_float32)(scale, kind=type(x))
+        return checks.scale_in(dtypes.compute(x.dtype), scale, kind=type(x))
     if not double:
         return checks.scales_float32(scale, "scale", shapes, x)
     return checks.cast(checks.scales(scale, "scale", shapes, x), x.dtype)

@@ -17,8 +17,6 @@ from npquant.ops.qparams import (
 )
 from npquant.ops.quantize import quantize_per_token
 
-_INT8 = np.dtype(np.int8)
-
 
 def quantize_per_token_dynamic(
     input: Array, dtype: Any, *, symmetric: bool = False
@@ -54,8 +52,8 @@ def quantize_per_token_dynamic(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `dtype` is not int8, the last axis is empty, or a row is not finite or, unless
-        `symmetric`, so wide that the dtype of `input` does not hold its width.
+        If the last axis is empty, or a row is not finite or, unless `symmetric`, so wide that the
+        dtype of `input` does not hold its width.
 
     See Also
     --------
@@ -87,13 +85,12 @@ def quantize_per_token_dynamic(
            [ 10.039216, -29.960785]], dtype=float32)
     """
     x = checks.real(input)
-    if dtypes.target(dtype) != _INT8:
-        raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
+    dtypes.of_tokens(dtype)
     choose, bounds, at_once = _plan(x.shape, x.dtype, type(x), symmetric)
     done = at_once(x)
     if done is not None:
         return done
-    scales, zero_points = choose(x, _INT8)
+    scales, zero_points = choose(x, dtypes.int8)
     if type(x) is np.ndarray and (row := checks.outside(checks.flat(scales), 0, checks.MOST)) >= 0:
         values = x[np.unravel_index(row, x.shape[:-1])] if x.ndim > 1 else x
         with np.errstate(invalid="ignore"):  # NumPy warns of a NaN that is a bfloat16
@@ -117,8 +114,8 @@ def _plan(
     else:
         choose, kernel = choose_qparams_per_token_asymmetric, "dynamic_per_token_asymmetric"
     bounds, eps, _ = how
-    constants = checks.constants(*bounds, _INT8)
+    constants = checks.constants(*bounds, dtypes.int8)
     at_once = fast_dynamic(
-        kernel, kind, shape, dtype, bounds, eps, results, kinds, constants, _INT8
+        kernel, kind, shape, dtype, bounds, eps, results, kinds, constants, dtypes.int8
     )
     return choose, bounds, at_once

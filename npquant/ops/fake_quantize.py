@@ -902,7 +902,7 @@ def _per_tensor(
 
 def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
     """A float32 scale and an int32 zero point in arrays on a GPU, or one of them a number."""
-    s, z = checks.device_qparams(scale, zero_point, x)
+    s, z = checks.device_qparams(scale, zero_point, x, dtypes.float32)
     s = s if type(s) is float else checks.cast(s, dtypes.float32)
     return s, z if type(z) is int else checks.cast(z, dtypes.int32)
 
@@ -1034,7 +1034,7 @@ def _decomposed(
 def _masked(grad: Any, mask: Any, out: Any) -> Array:
     g, m = checks.real(grad, "grad"), checks.array(mask, "mask")
     if type(g) is not type(m):
-        checks.together(g, m, "mask")
+        checks.together(g, m, "mask", "grad")
     if m.dtype != _BOOL:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:

@@ -13,7 +13,7 @@ from npquant.checks import Array
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import FastPath, fast_choice, fast_choice_of_range, no_fast_path
 
-_FLOAT64, _INT64, _INT8 = np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.int8)
+_FLOAT64, _INT64 = np.dtype(np.float64), np.dtype(np.int64)
 #: The dtypes of scales and zero points, where they are not those of the input.
 _RESULTS = _FLOAT64, _INT64
 #: The dtypes that scales per token keep; those of other inputs are float32.
@@ -51,7 +51,7 @@ def choose_qparams(
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max`` and
         ``quant_min < quant_max``. They may lie beyond the bounds of `dtype`.
     eps : float or array of one element
-        Least scale, rounded to float32.
+        Least scale, not negative; rounded to float32.
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
@@ -68,8 +68,8 @@ def choose_qparams(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is not
-        finite.
+        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is
+        negative or not finite in float32.
 
     See Also
     --------
@@ -122,7 +122,7 @@ def choose_qparams_symmetric(
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max`` and
         ``quant_min < quant_max``. They may lie beyond the bounds of `dtype`.
     eps : float or array of one element
-        Least scale, rounded to float32.
+        Least scale, not negative; rounded to float32.
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
@@ -139,8 +139,8 @@ def choose_qparams_symmetric(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is not
-        finite.
+        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is
+        negative or not finite in float32.
 
     See Also
     --------
@@ -172,7 +172,7 @@ def _choose(
     input: Any, quant_min: Any, quant_max: Any, eps: Any, dtype: Any, qscheme: str
 ) -> tuple[Array, Array]:
     x = checks.floats(input)
-    least = checks.finite(eps, "eps", type(x))
+    least = checks.least_scale(eps, type(x))
     scheme, at_once = _proper(
         x.shape, x.dtype, type(x), quant_min, quant_max, least, dtypes.target(dtype), qscheme
     )
@@ -218,7 +218,7 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `dtype` is not int8, or the last axis is empty.
+        If the last axis is empty.
 
     See Also
     --------
@@ -247,8 +247,7 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
            [  42, -127]], dtype=int8)
     """
     x = checks.real(input)
-    if dtypes.target(dtype) != _INT8:
-        raise ValueError(f"dtype must be int8, the only one PyTorch has here, got {dtype}")
+    dtypes.of_tokens(dtype)
     plan = of_tokens(x.shape, x.dtype, type(x), True)
     done = plan[-1](x)
     return _choose_per_token(x, plan, True) if done is None else done
@@ -359,7 +358,7 @@ def determine_qparams(
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
     eps : float or array of one element
-        Least scale, rounded to float32.
+        Least scale, not negative; rounded to float32.
     has_customized_qrange : bool or number
         Whether the bounds are not those of `dtype`. It moves the middle of an unsigned range, of up
         to 8 bits, of a symmetric scheme, and nothing else.
@@ -380,7 +379,8 @@ def determine_qparams(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `min_val` exceeds `max_val` somewhere, their shapes differ or have more than one axis,
-        the bounds are in the wrong order, `eps` is not finite, or `qscheme` is unknown.
+        the bounds are in the wrong order, `eps` is negative or not finite in
+        float32, or `qscheme` is unknown.
 
     See Also
     --------
@@ -409,10 +409,10 @@ def determine_qparams(
     array([127,   0])
     """
     mn, mx = checks.floats(min_val, "min_val"), checks.floats(max_val, "max_val")
-    checks.same(mx, "max_val", mn)
+    checks.same(mx, "max_val", mn, data="min_val")
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
-    least = checks.finite(eps, "eps", type(mn))
+    least = checks.least_scale(eps, type(mn))
     scheme, at_once = _with_steps(
         mn.shape, mn.dtype, type(mn), quant_min, quant_max, least, dtypes.target(dtype),
         has_customized_qrange, qscheme,

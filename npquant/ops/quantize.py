@@ -82,8 +82,9 @@ def quantize_per_tensor(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `rounding` is neither word, a scale is not positive and finite, a zero point is not
-        finite, the bounds are in the wrong order or beyond those of `dtype`, or `out` does not fit.
+        If `rounding` is neither word, a scale is not positive and finite in the precision in which
+        it is used, a zero point is not finite, the bounds are in the wrong order or beyond those of
+        `dtype`, or `out` does not fit.
 
     See Also
     --------
@@ -195,8 +196,9 @@ def dequantize_per_tensor(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, or `out` does not fit.
+        If a scale is not positive and finite in the precision in which it is used, a zero point is
+        not finite, the bounds are in the wrong order or beyond those of `dtype`, or `out` does not
+        fit.
 
     See Also
     --------
@@ -229,8 +231,9 @@ def dequantize_per_tensor(
     done = at_once(q, scale, zero_point, out)
     if done is not None:
         return done[0]
-    s, z = _numbers(q, scale, zero_point)
-    s = checks.cast(s, dtypes.compute(result)) if checks.on_device(s) else s
+    precision = dtypes.compute(result)
+    s, z = _numbers(q, scale, zero_point, precision)
+    s = checks.cast(s, precision) if checks.on_device(s) else s
     y = checks.output(out, q, result, _QPARAM, (scale, zero_point))
     _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
     return y
@@ -318,6 +321,9 @@ def quantize_per_channel(
 
     PyTorch has no sub-byte codes here and refuses float64 input.
 
+    The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
+    code 0, and all else a bound. A float32 scale does without.
+
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D18, D19, D22; see docs/departures.md.
 
     Examples
@@ -403,8 +409,9 @@ def dequantize_per_channel(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, `input` has no such axis, or a shape does not fit.
+        If a scale is not positive and finite in the precision in which it is used, a zero point is
+        not finite, the bounds are in the wrong order or beyond those of `dtype`, `input` has no
+        such axis, or a shape does not fit.
 
     See Also
     --------
@@ -439,8 +446,8 @@ def dequantize_per_channel(
     if done is not None:
         return done[0]
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
+    s = checks.in_precision(s, "scales", dtypes.compute(result))
     y = checks.output(out, q, result, _QPARAMS, (s, z))
-    s = checks.cast(s, dtypes.compute(result))
     _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result, out is not None)
     return y
 
@@ -521,6 +528,9 @@ def quantize_per_token(
     -----
     Corresponds to ``torch.ops.quantized_decomposed.quantize_per_token`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
+    code 0, and all else a bound. A float32 scale does without.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
@@ -700,6 +710,9 @@ def quantize_per_channel_group(
     -----
     Corresponds to ``torch.ops.quantized_decomposed.quantize_per_channel_group`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
+
+    The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
+    code 0, and all else a bound. A float32 scale does without.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
@@ -935,19 +948,20 @@ def _promoting(
     return *found, result, at_once
 
 
-def _numbers(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
-    """One scale and one zero point: numbers, but on a GPU what is there in arrays."""
+def _numbers(x: Array, scale: Any, zero_point: Any, precision: dtypes.DType) -> tuple[Any, Any]:
+    """One scale, used in `precision`, and one zero point: numbers, or what is on a GPU."""
     if checks.any_on_device(x, scale, zero_point):
-        return checks.device_qparams(scale, zero_point, x)
-    kind = type(x)
-    return checks.scale_number(scale, kind=kind), checks.zero_point_number(zero_point, kind=kind)
+        return checks.device_qparams(scale, zero_point, x, precision)
+    s = checks.scale_in(precision, scale, kind=type(x))
+    return s, checks.zero_point_number(zero_point, kind=type(x))
 
 
 def _inverse(
     x: Array, scale: Any, zero_point: Any, divide: bool
 ) -> tuple[Any, Any, tuple[str, str]]:
     """As `_numbers`, but the reciprocal of the scale, made in float64; and their precisions."""
-    (s, z), computed = _numbers(x, scale, zero_point), dtypes.compute(x.dtype)
+    computed = dtypes.compute(x.dtype)
+    s, z = _numbers(x, scale, zero_point, computed if divide else dtypes.float64)
     if type(s) is float:
         s = s if divide else 1.0 / s
     elif divide:

@@ -448,6 +448,17 @@ def number_scale(m, *, single=False, double=False):
     return m.number("scale", scale_of(m.draw), positive)
 
 
+def used_in(m, name, precision):
+    """Look again at scales that were read, once it is known in which precision they are used."""
+    s = m.case.plain[name]
+    if not known(s) or precision == F64:
+        return
+    with np.errstate(all="ignore"):
+        used = np.asarray(s).astype(F32)
+    if not ((used > 0) & np.isfinite(used)).all():
+        (m.case.wrong if known(precision) else m.case.unsure).add(name)
+
+
 def array_scales(m, name, shapes, count, dtype=None, *, double=False, floats=False):
     """A scale for each channel."""
     dtype = dtype or m.dtypes.scale
@@ -590,7 +601,8 @@ def quantize_per_tensor(m):
     size, (scale, lo, hi) = shape(m.draw), _per_tensor(m)
     m.data("input", floats_of(m.draw, size, d.x, scale, lo, hi), read.FLOATS)
     m.dtype("dtype", d.target, {d.target})
-    rounding(m)
+    if rounding(m) == "divide":
+        used_in(m, "scale", d.x)
     m.out(d.target, size, "input")
 
 
@@ -600,6 +612,7 @@ def dequantize_per_tensor(m):
     m.data("input", codes_of(m.draw, size, d.target), {d.target})
     m.dtype("dtype", d.target, {d.target})
     out = output_dtype(m, "out_dtype")
+    used_in(m, "scale", out)
     m.out(out if known(out) else F32, size, "input")
 
 
@@ -664,6 +677,7 @@ def dequantize_per_channel(m):
     m.data("input", codes_of(m.draw, size, d.target), {d.target})
     _codes_end(m, lo, hi)
     out = output_dtype(m, "out_dtype")
+    used_in(m, "scales", out)
     m.out(out if known(out) else F32, size, "input")
 
 
@@ -896,7 +910,7 @@ def choose(m):
     if not math.prod(size):
         m.wrong("input")
     bounds(m, lo, hi, zero=True, proper=True, steps=True)
-    m.number("eps", m.draw.of((2.0**-23, 1e-5, 1e-3, 0.0)))
+    m.number("eps", m.draw.of((2.0**-23, 1e-5, 1e-3, 0.0)), read.least_scale)
     m.dtype("dtype", d.target, read.TARGETS)
 
 
@@ -941,7 +955,7 @@ def determine(m):
             m.wrong("min_val", "max_val")
     bounds(m, *_around_zero(draw), steps=True)
     m.dtype("dtype", d.target, read.TARGETS)
-    m.number("eps", draw.of((2.0**-23, 1e-5, 1e-3)))
+    m.number("eps", draw.of((2.0**-23, 1e-5, 1e-3)), read.least_scale)
     m.switch("has_customized_qrange", draw.chance(0.5))
     m.word("qscheme", draw.of(SCHEMES), SCHEMES)
 

@@ -109,6 +109,15 @@ def finite(value):
     return n if not known(n) or math.isfinite(n) else WRONG
 
 
+def least_scale(value):
+    """Not negative, and finite in float32."""
+    n = number(value)
+    if not known(n):
+        return n
+    with np.errstate(all="ignore"):
+        return n if n >= 0 and np.isfinite(np.float32(n)) else WRONG
+
+
 def switch(value):
     """A bool, or a number that is truncated to an integer."""
     if isinstance(value, (bool, np.bool_)):
