@@ -1,5 +1,6 @@
 """Machine code is made of kernels alone, and others may still call what they are made of."""
 
+import gc
 import os
 import platform
 import re
@@ -12,7 +13,7 @@ from numba import config, njit
 from numba.core.codegen import JITCodeLibrary
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
-from numba.extending import register_jitable
+from numba.extending import overload, register_jitable
 
 from npquant.cpu.target import Kernel, array_type
 
@@ -67,6 +68,82 @@ def fourth_powers(name):
 def test_of_kernels_alone(made):
     fourth_powers("fourth_powers")
     assert made == ["fourth_powers"]
+
+
+def test_what_is_only_declared_takes_no_time(made, monkeypatch):
+    codegen, asked, declared = cpu_target.target_context.codegen(), [], []
+    manager, add = codegen._function_pass_manager, JITCodeLibrary.add_llvm_module
+
+    def noting(library, module):
+        declared.extend(f.is_declaration for f in module.functions)
+        add(library, module)
+
+    monkeypatch.setattr(codegen, "_function_pass_manager", lambda: (asked.append(0), manager())[1])
+    monkeypatch.setattr(JITCodeLibrary, "add_llvm_module", noting)
+    fourth_powers("declared")
+    assert any(declared)
+    assert len(asked) == declared.count(False)
+
+
+def test_parts_have_no_wrappers(tmp_path):
+    """One that C could call; of what is Numba's own, they have."""
+    code = """if True:
+        import numpy as np
+        from numba.core.lowering import BaseLower
+        import npquant as nq
+        wrapper = BaseLower.create_cfunc_wrapper
+        def create(self):
+            print(self.fndesc.modname, self.fndesc.qualname)
+            wrapper(self)
+        BaseLower.create_cfunc_wrapper = create
+        x, token = np.ones((2, 64), np.float32), np.ones(2)
+        nq.quantize_per_token(x, token, token, -8, 7, np.int8)
+        nq.choose_qparams(x[:, ::2], -8, 7, 1e-6, np.int8)
+        nq.adaround_soft(x, x, 1.0, 0, -8, 7)
+    """
+    env = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                         env=os.environ | env)  # fmt: skip
+    assert "numba" in run.stdout
+    assert "npquant" not in run.stdout
+
+
+@pytest.fixture
+def noting():
+    """A segment, and whether garbage was collected, each time that a part of it was compiled."""
+    seen = []
+
+    def noted(v):
+        raise NotImplementedError
+
+    @overload(noted)
+    def _noted(v):
+        seen.append(gc.isenabled())
+        return lambda v: v
+
+    def segment(begin, end, x, y):
+        y[0] = noted(x[0])
+
+    return segment, seen
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_no_garbage_is_collected_meanwhile(made, noting, before):
+    """And then it is again, unless it was not before."""
+    segment, seen = noting
+    kernel = Kernel(segment, "noting", lambda: (FLOAT64, FLOAT64))
+    wrong = Kernel(_wrong, "wrong", lambda: (FLOAT64, FLOAT64))
+    try:
+        if not before:
+            gc.disable()
+        kernel(1, 1, (np.ones(1), np.ones(1)), ())
+        assert gc.isenabled() == before
+        with pytest.raises(TypingError):
+            wrong(5, 5, (np.ones(5), np.ones(5)), ())
+        assert gc.isenabled() == before
+    finally:
+        gc.enable()
+    assert set(seen) == {False}
 
 
 def test_others_call_the_same_parts(made):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
+from npquant.cpu.lowered import called
 from npquant.cpu.memory import AHEAD, FAR, FETCHED, fetch, from_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
@@ -47,7 +47,7 @@ def _run(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any
             begin += m
         return lo, hi
 
-    return register_jitable(run)  # type: ignore[no-any-return]
+    return called(run)  # type: ignore[no-any-return]
 
 
 class Extremes:
@@ -228,7 +228,7 @@ minmax = Extremes(key, key)
 minmax_finite = Extremes(finite_key_above, finite_key_below)
 
 
-@register_jitable
+@called
 def extremes_of(low: Any, high: Any, kind: Any) -> Any:
     """The two values of the keys, of the type of `kind`."""
     u, v = value(low, kind), value(high, kind)
@@ -239,7 +239,7 @@ def extremes_of(low: Any, high: Any, kind: Any) -> Any:
 _run_of_keys = _run(key, key)
 
 
-@register_jitable
+@called
 def range_of_run(x: Any, begin: Any, n: Any) -> Any:
     """The least and the greatest of `n` elements from `begin` on."""
     v = x[begin]

@@ -15,6 +15,7 @@ from numba import types
 from npquant.cpu.extremes import range_of_run
 from npquant.cpu.fake_quantize import fake_quantize_per_tensor, per_channel
 from npquant.cpu.loops import NUMBER_TYPES
+from npquant.cpu.lowered import called
 from npquant.cpu.memory import address
 from npquant.cpu.qparams import (
     TOGETHER,
@@ -26,7 +27,7 @@ from npquant.cpu.qparams import (
     observe_fbgemm_symmetric,
     range_of,
 )
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type, called, compiled
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled
 from npquant.dtypes import EXACT32, affine_precision, float32, int32
 from npquant.formulas import fake_quantize as f
 from npquant.formulas.qparams import fbgemm_qparams, fbgemm_symmetric_qparams, moving_average

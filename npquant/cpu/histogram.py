@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from npquant.cpu import strided
 from npquant.cpu.lanes import LANES, add_terms, folded
+from npquant.cpu.lowered import called
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces
 from npquant.formulas import histogram as f
@@ -150,7 +150,7 @@ count_doubling = Count(f.doubling_bins, f.doubling_bin)
 # --- PyTorch's histogram observer -------------------------------------------------------------
 
 
-@register_jitable
+@called
 def bin_of_part(edges: Any, bins: Any, middle: Any) -> Any:
     """The new bin that the middle of a part is in.
 
@@ -192,7 +192,7 @@ def respread(
     _respread_call[None](histogram, low, high, new_low, new_high, parts, new)
 
 
-@register_jitable
+@called
 def _cascade(x: Any, first: Any, stride: Any, rows: Any) -> Any:
     """torch.sum's order for one accumulator: what a level has gathered goes up one in turn."""
     power = 0
@@ -221,7 +221,7 @@ def _cascade(x: Any, first: Any, stride: Any, rows: Any) -> Any:
     return lowest + second + third + top
 
 
-@register_jitable
+@called
 def _row_sum(x: Any, first: Any, stride: Any, rows: Any) -> Any:
     """Four accumulators side by side; what is left over goes to the first."""
     quarter = rows // 4
@@ -233,7 +233,7 @@ def _row_sum(x: Any, first: Any, stride: Any, rows: Any) -> Any:
     return total
 
 
-@register_jitable
+@called
 def torch_sum(x: Any, n: Any) -> Any:
     """The bits of torch.sum of `n` float32 on one thread: eight lanes of four accumulators."""
     total = np.float32(0)
@@ -246,7 +246,7 @@ def torch_sum(x: Any, n: Any) -> Any:
     return total
 
 
-@register_jitable
+@called
 def _clipping_error(
     histogram: Any, bins: Any, widths: Any, start: Any, codes: Any, errors: Any, worker: Any
 ) -> Any:
@@ -258,7 +258,7 @@ def _clipping_error(
     return torch_sum(errors, bins)
 
 
-@register_jitable
+@called
 def search_of_ends(
     histogram: Any, bins: Any, low: Any, high: Any, codes: Any, cumulative: Any, errors: Any,
     bounds: Any, clipping_error: Any, worker: Any,
@@ -354,7 +354,7 @@ def double_range(shifts: Array, counts: Array) -> None:
 # squared error of a range; it may share the work with others that search the same.
 
 
-@register_jitable
+@called
 def _total(counts: Any, bins: Any) -> Any:
     total = 0
     for i in range(bins):
@@ -362,7 +362,7 @@ def _total(counts: Any, bins: Any) -> Any:
     return total
 
 
-@register_jitable
+@called
 def _place_of_rank(counts: Any, bins: Any, edge: Any, width: Any, rank: Any) -> Any:
     """Where the value of a rank lies; the first bin begins at `edge`."""
     below = 0
@@ -373,7 +373,7 @@ def _place_of_rank(counts: Any, bins: Any, edge: Any, width: Any, rank: Any) -> 
     return edge + width * bins
 
 
-@register_jitable
+@called
 def _magnitudes(counts: Any, bins: Any, sizes: Any) -> Any:
     """Write the bins of the absolute values; how many there are."""
     half = bins // 2
@@ -382,7 +382,7 @@ def _magnitudes(counts: Any, bins: Any, sizes: Any) -> Any:
     return half
 
 
-@register_jitable
+@called
 def percentile(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
     option: Any, rooms: Any, error: Any, worker: Any,
@@ -394,7 +394,7 @@ def percentile(
     return low, high
 
 
-@register_jitable
+@called
 def percentile_symmetric(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
     option: Any, rooms: Any, error: Any, worker: Any,
@@ -407,7 +407,7 @@ def percentile_symmetric(
     return -reach, reach
 
 
-@register_jitable
+@called
 def _filled(counts: Any, bins: Any, width: Any, least: Any, greatest: Any, edges: Any) -> Any:
     """The first bin that holds something, and how many are from it to the last.
 
@@ -423,7 +423,7 @@ def _filled(counts: Any, bins: Any, width: Any, least: Any, greatest: Any, edges
     return first, last - first + 1
 
 
-@register_jitable
+@called
 def codes_of(low: Any, high: Any, lo: Any, hi: Any, middle: Any, eps: Any, choose: Any) -> Any:
     """The scale for the range low..high, and the least and the greatest code without zero point."""
     s = np.float32(0)
@@ -431,7 +431,7 @@ def codes_of(low: Any, high: Any, lo: Any, hi: Any, middle: Any, eps: Any, choos
     return np.float64(scale), np.float64(lo - z), np.float64(hi - z)
 
 
-@register_jitable
+@called
 def _squared_error(
     counts: Any, first: Any, n: Any, rooms: Any, low: Any, high: Any, lo: Any, hi: Any, middle: Any,
     eps: Any, choose: Any, worker: Any,
@@ -451,7 +451,7 @@ def _squared_error(
 FRACTIONS = 100
 
 
-@register_jitable
+@called
 def mse(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
     option: Any, rooms: Any, error: Any, worker: Any,
@@ -483,7 +483,7 @@ def mse(
     return f.shrunk(least, i, FRACTIONS), f.shrunk(greatest, j, FRACTIONS)
 
 
-@register_jitable
+@called
 def mse_symmetric(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
     option: Any, rooms: Any, error: Any, worker: Any,
@@ -503,7 +503,7 @@ def mse_symmetric(
     return -reach, reach
 
 
-@register_jitable
+@called
 def _least_divergence(half: Any, levels: Any, rooms: Any) -> Any:
     """How many bins of the absolute values to keep, of at least `levels`; of equals the most."""
     sizes, below, filled, entropy = rooms[0], rooms[1], rooms[2], rooms[3]
@@ -539,7 +539,7 @@ def _least_divergence(half: Any, levels: Any, rooms: Any) -> Any:
     return chosen
 
 
-@register_jitable
+@called
 def entropy(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
     option: Any, rooms: Any, error: Any, worker: Any,
@@ -551,7 +551,7 @@ def entropy(
     return -reach, reach
 
 
-@register_jitable
+@called
 def entropy_symmetric(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
     option: Any, rooms: Any, error: Any, worker: Any,

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from npquant.cpu import packed, strided, table
+from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
     AHEAD,
     FAR,
@@ -35,7 +35,7 @@ from npquant.cpu.memory import (
     width,
     write_past,
 )
-from npquant.cpu.steps import STRIP, brought, in_steps, inlined
+from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
 from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
@@ -340,9 +340,9 @@ class Elementwise:
             strip, runs_to = in_steps(*steps), strips_to
         runs = runs_to(False)
         # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
-        self.rule = run = register_jitable(runs)
-        self._whole_by_rule = register_jitable(whole(_OF_BLOCKS))
-        repeat = register_jitable(periods)
+        self.rule = run = called(runs)
+        self._whole_by_rule = called(whole(_OF_BLOCKS))
+        repeat = called(periods)
 
         def runs_apart(
             begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
@@ -559,7 +559,7 @@ class Guessed(Elementwise):
                     begin += m
             return True
 
-        by_rule, by_guess = self._whole_by_rule, register_jitable(guesses)
+        by_rule, by_guess = self._whole_by_rule, called(guesses)
 
         def blocks(
             begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -733,14 +733,14 @@ def _grain(period: int) -> int:
     return max(GRAIN, min(16 * period, 1 << 20))
 
 
-@register_jitable
+@called
 def _repeated(period: Any, span: Any) -> Any:
     """A multiple of `period` that is no shorter than LEAST_PERIOD, but much shorter than `span`."""
     least = min(LEAST_PERIOD, span // 8)
     return (least + period - 1) // period * period if period < least else period
 
 
-@register_jitable
+@called
 def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: Any) -> Any:
     """The first channel of those `begin` is among, where these stop, where its period begins."""
     skip = (first + begin) % span
@@ -748,7 +748,7 @@ def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: An
     return lowest, min(end, begin + span - skip), begin - skip % period
 
 
-@register_jitable
+@called
 def _write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
     """Write up to `stop` what `write_past` has left."""
     base = np.uintp(stop - held)
@@ -756,7 +756,7 @@ def _write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
         y[base + k] = made[k]
 
 
-@register_jitable
+@called
 def _end(y: Any, end: Any, made: Any, held: Any) -> None:
     """The same; then others may be told of all that was written."""
     _write_rest(y, end, made, held)

@@ -34,6 +34,14 @@ class _Kernel(JITCodeLibrary):  # type: ignore[misc]
                 set.add(function.attributes, _FULL_WIDTH)
         super().add_ir_module(ir_module)
 
+    def _optimize_functions(self, ll_module: Any) -> None:
+        """As Numba does it, but not of declarations, which would take as long."""
+        ll_module.data_layout = self._codegen._data_layout
+        for function in ll_module.functions:
+            if not function.is_declaration:
+                passes, builder = self._codegen._function_pass_manager()
+                passes.run(function, builder)
+
 
 class _Part(_Kernel):
     """A function in the compiler's own language, to be linked into kernels."""

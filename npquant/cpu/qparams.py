@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from npquant.cpu import extremes
 from npquant.cpu.extremes import extremes_of
+from npquant.cpu.lowered import called
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import (
     GRAIN,
@@ -20,7 +20,6 @@ from npquant.cpu.target import (
     Kernel,
     Types,
     array_type,
-    called,
     compiled,
     renamed,
     usual,
@@ -37,7 +36,7 @@ Array = np.ndarray[Any, Any]
 ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
 
 
-@register_jitable
+@called
 def range_of(x: Any, c: Any, channels: Any, inner: Any) -> Any:
     """The least and the greatest element of one channel."""
     a = b = key(x[c * inner])

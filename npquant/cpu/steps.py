@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import overload, register_jitable
 
+from npquant.cpu.lowered import inlined, overload
 from npquant.cpu.memory import local
 from npquant.primitives import each, put, store
 
 #: Elements of a strip at most.
 STRIP = 512
-
-_OPTIONS: Any = {"no_cfunc_wrapper": True, "forceinline": True}
-inlined = register_jitable(**_OPTIONS)
 
 
 def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
@@ -69,7 +66,7 @@ def brought(x: Any, begin: Any, n: Any, rooms: Any) -> Any:
     return x, begin
 
 
-@overload(brought, jit_options=_OPTIONS)
+@overload(brought, forceinline=True)
 def _brought(x, begin, n, rooms):
     if isinstance(rooms, types.NoneType):
         return lambda x, begin, n, rooms: (x, begin)

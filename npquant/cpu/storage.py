@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, models, register_jitable, register_model
-from numba.extending import overload as numba_overload
+from numba.extending import intrinsic, models, register_model
 
 from npquant import primitives as p
+from npquant.cpu.lowered import called, overload
 
 
 class Storage(types.Type):  # type: ignore[misc]
@@ -67,17 +67,12 @@ TYPES: Final[dict[np.dtype[Any], types.Type]] = {
 }
 
 
-def overload(primitive):
-    """How a primitive is compiled; nothing but kernels calls it, so no C wrapper is made."""
-    return numba_overload(primitive, jit_options={"no_cfunc_wrapper": True})
-
-
 #: The primitives with their implementations, for the CUDA compiler to be taught the same.
 TAUGHT: Final[list[tuple[Any, Any]]] = []
 
 
 def teach(primitive):
-    """As `overload`; remembered in TAUGHT."""
+    """How a primitive is compiled; remembered in TAUGHT."""
 
     def register(implementation):
         TAUGHT.append((primitive, implementation))
@@ -139,12 +134,12 @@ def _float32_to_half(context: Any, v: types.Type) -> Any:
     return FLOAT16(v), codegen
 
 
-@register_jitable
+@called
 def _bfloat16_to_float32(v: Any) -> Any:
     return _as_float32(_as_uint32(v) << np.uint32(16))
 
 
-@register_jitable
+@called
 def _float32_to_bfloat16(v: Any) -> Any:
     """Of a NaN that arithmetic made; one whose payload carries over needs `_any_to_bfloat16`."""
     u = _as_uint32(v)
@@ -152,12 +147,12 @@ def _float32_to_bfloat16(v: Any) -> Any:
     return _as_bfloat16(np.uint32((u + half) >> np.uint32(16)))
 
 
-@register_jitable
+@called
 def _any_to_bfloat16(v: Any) -> Any:
     return _float32_to_bfloat16(v if v == v else np.float32(np.nan))
 
 
-@register_jitable
+@called
 def _float8_to_float32(u: Any, nan_from: Any, shift: Any, bias: Any) -> Any:
     """The bits `u` moved to float32's place, then scaled by 2**bias: exact, subnormals too."""
     magnitude = np.uint32(u & np.uint32(0x7F))
@@ -166,17 +161,17 @@ def _float8_to_float32(u: Any, nan_from: Any, shift: Any, bias: Any) -> Any:
     return _as_float32(np.uint32(_as_uint32(v) | ((u & np.uint32(0x80)) << np.uint32(24))))
 
 
-@register_jitable
+@called
 def _e4m3fn_to_float32(v: Any) -> Any:
     return _float8_to_float32(_as_uint32(v), np.uint32(0x7F), np.uint32(20), np.float32(2.0**120))
 
 
-@register_jitable
+@called
 def _e5m2_to_float32(v: Any) -> Any:
     return _half_to_float32(_as_float16(np.uint16(_as_uint16(v) << np.uint16(8))))
 
 
-@register_jitable
+@called
 def _round_float8(v: Any, drop: Any, bias: Any, least_normal: Any, magic: Any) -> Any:
     """|v| rounded to a float8 grid, as its bits: `drop` mantissa bits go, ties to even."""
     a = np.uint32(_as_uint32(v) & np.uint32(0x7FFFFFFF))
@@ -188,7 +183,7 @@ def _round_float8(v: Any, drop: Any, bias: Any, least_normal: Any, magic: Any) -
     return low if a < least_normal else normal
 
 
-@register_jitable
+@called
 def _float32_to_e4m3fn(v: Any) -> Any:
     u = _round_float8(v, np.uint32(20), np.uint32(120 << 3), np.uint32(121 << 23),
                       np.float32(2.0**14))  # fmt: skip
@@ -197,7 +192,7 @@ def _float32_to_e4m3fn(v: Any) -> Any:
     return _as_e4m3fn(np.uint32(u | ((_as_uint32(v) >> np.uint32(24)) & np.uint32(0x80))))
 
 
-@register_jitable
+@called
 def _float32_to_e5m2(v: Any) -> Any:
     u = _round_float8(v, np.uint32(21), np.uint32(112 << 2), np.uint32(113 << 23),
                       np.float32(2.0**7))  # fmt: skip
@@ -214,7 +209,7 @@ FLOAT8: Final = {
 }
 
 
-@register_jitable
+@called
 def _number_to_float8(number: Any, drop: Any, scale: Any) -> Any:
     """The bits of an integer in the range of float8; a zero keeps its sign.
 
@@ -267,7 +262,7 @@ def _like(v, other):
     if v == other:
         return lambda v, other: v
     if isinstance(other, Storage):
-        narrow = register_jitable(_FROM_FLOAT32[other])
+        narrow = called(_FROM_FLOAT32[other])
         if other == BFLOAT16:
             narrow = _any_to_bfloat16
         if other in SUB_BYTE:  # truncated, and so not rounded before
@@ -491,7 +486,7 @@ def _store(y, i, v):
             y[i] = back(_number_to_float8(v, drop, scale))
 
     elif isinstance(kind, Storage):
-        narrow = register_jitable(_FROM_FLOAT32[kind])
+        narrow = called(_FROM_FLOAT32[kind])
         if kind in SUB_BYTE and isinstance(v, types.Integer):
 
             def store(y, i, v):

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import overload, register_jitable
 
-from npquant.cpu.lowered import lowered
+from npquant.cpu.lowered import called, lowered, overload
 from npquant.cpu.memory import data_of
 from npquant.cpu.target import Kernel, Types, array_type
 
@@ -170,11 +169,11 @@ def _walk(
     ``move(x, i, room, k)`` is done for each. ``turn(x, i, step, room, k, length)`` does a block of
     rows and columns, `deep` rows in turn, and ``skip(x, i, room, k)`` some of every second element.
     """
-    move, turn = register_jitable(move), register_jitable(turn)
+    move, turn = called(move), called(turn)
     skips = skip is not None
-    skip = register_jitable(skip or move)
+    skip = called(skip or move)
 
-    @register_jitable
+    @called
     def along(x: Any, base: Any, step: Any, n: Any, room: Any, at: Any) -> None:
         """A part of a row."""
         i, k, by = np.uintp(base), np.uintp(at), np.uintp(step)
@@ -191,7 +190,7 @@ def _walk(
         for e in range(np.uintp(begin), np.uintp(n)):
             move(x, i + by * e, room, k + e)
 
-    @register_jitable
+    @called
     def across(
         x: Any, base: Any, rows: Any, row_step: Any, length: Any, step: Any, room: Any, at: Any
     ) -> None:
@@ -236,7 +235,7 @@ def _walk(
             at += m
             n -= m
 
-    return register_jitable(walk)
+    return called(walk)
 
 
 def _read(x: Any, i: Any, room: Any, k: Any) -> None:
@@ -274,7 +273,7 @@ def room(x: Any, n: Any) -> Any:
     return np.empty(n, x.dtype)
 
 
-@register_jitable
+@called
 def piece(views: Any) -> Any:
     """How many elements to gather at a time."""
     wanted, gathered = 0, 0

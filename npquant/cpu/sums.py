@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import register_jitable
 
 from npquant.cpu import table
 from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
+from npquant.cpu.lowered import called
 from npquant.cpu.memory import bare, fetch, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.strided import VIEWS, every_second, gather, room, scatter, taken
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type, called, usual
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type, usual
 from npquant.cpu.walk import (
     channel_pieces,
     contiguous,
@@ -70,14 +70,14 @@ NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
 # --- learnable gradients ----------------------------------------------------------------------
 
 
-@register_jitable
+@called
 def _clear(lanes: Any, n: Any) -> None:
     """A loop, as slices of arrays take the compiler seconds."""
     for k in range(np.uintp(n)):
         lanes[k] = 0
 
 
-@register_jitable
+@called
 def _fold(lanes: Any, at: Any, width: Any, inner: Any) -> None:
     """As `folded`, of the lanes of `width` channels, `inner` of each side by side, row by row."""
     first, h = np.uintp(at), LANES // 2 * width
@@ -606,7 +606,7 @@ class Total:
         def only(values: Any, made: Any, number: Any) -> Any:
             return element(values, number)
 
-        strip = in_steps(*steps or (register_jitable(only),))
+        strip = in_steps(*steps or (called(only),))
 
         def of_tiles(
             begin: Any, end: Any, first: Any, size: Any, x: Any, number: Any, sums: Any

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import register_jitable
 
-from npquant.cpu.lowered import lowered
+from npquant.cpu.lowered import called, lowered
 from npquant.cpu.memory import data_of, new_array
 from npquant.cpu.storage import Storage
 
@@ -125,7 +124,7 @@ def _take(typing: Any, table: Any, k: Any, p: Any) -> Any:
     return p(table, types.uintp, p), generate
 
 
-@register_jitable
+@called
 def fill_in_order(
     table: Any, lowest: Any, n: Any, parameters: Any, x: Any, scale: Any, zero_point: Any,
     constants: Any, y: Any,
@@ -136,7 +135,7 @@ def fill_in_order(
         put(table, i, parameters(x, scale[c + i], zero_point[c + i], constants, y))
 
 
-@register_jitable
+@called
 def fill(
     table: Any, row: Any, rows: Any, parameters: Any, x: Any, scale: Any, zero_point: Any,
     lowest: Any, channels: Any, inner: Any, constants: Any, y: Any,

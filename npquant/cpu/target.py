@@ -8,20 +8,22 @@ number of threads.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import types as python_types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numba import config, njit, types
 from numba.core.compiler_lock import global_compiler_lock
-from numba.extending import register_jitable
 
 from npquant.cpu import cache
 from npquant.cpu import threads as pool
+from npquant.cpu.lowered import called
 from npquant.cpu.memory import EverySecond
 from npquant.cpu.parts import parts_of
 from npquant.cpu.storage import TYPES
@@ -95,10 +97,6 @@ class Compiled(dict[Any, Any]):
 
     def __missing__(self, key: Hashable) -> Any:
         return _once(self, key, self._compile)
-
-
-#: For functions that kernels call, and nobody else: no C wrapper is compiled.
-called = register_jitable(no_cfunc_wrapper=True)
 
 
 def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
@@ -245,9 +243,22 @@ def _compile(function: Any, signature: tuple[types.Type, ...], full_width: bool 
     if DISABLE_JIT:
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
-    with global_compiler_lock, parts_of(function.__qualname__, full_width):
+    with global_compiler_lock, _no_collection(), parts_of(function.__qualname__, full_width):
         dispatcher.compile(signature)
     return dispatcher.overloads[signature]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for garbage, which takes a tenth of the time: a compiler makes many objects."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
