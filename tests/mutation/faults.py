@@ -593,7 +593,7 @@ FAULTS = (
           "a compiler that spends time on what is only declared",
           tests("parts", "what_is_only_declared_takes_no_time")),
     Fault("cpu/lowered.py",
-          '{"no_cfunc_wrapper": True}', "{}",
+          '{"no_cfunc_wrapper": True}', '{"no_cfunc_wrapper": False}',
           "wrappers of what kernels alone call", tests("parts", "parts_have_no_wrappers")),
     Fault("cpu/target.py",
           "    gc.disable()", "    pass",
