@@ -11,7 +11,9 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, PARAMETERS, STATE, WITH_OUT, arguments, axis_name, results
 from cases import assert_same
+from npquant.adaround import AdaroundLoss
 from npquant.modules import FakeQuantize, LearnableFakeQuantize, MinMaxObserver
+from npquant.optim import SGD
 
 F32 = np.float32
 HUGE = 10**400
@@ -531,6 +533,23 @@ def test_a_spec_among_arrays(name):
         if data != [key]:
             named = "|".join(every) if key in data else key
             raises_and_writes_nothing(name, specs(valid(name), [key]), TypeError, f"({named})")
+
+
+def test_what_is_named_beside_a_spec():
+    """Of two arrays that are not of one kind both are named, as they are called there."""
+    spec, x = nq.ArraySpec((3,), F32), np.ones(3, F32)
+    calls = {
+        "mask and grad": lambda: nq.fake_quant_per_channel_backward(
+            x, nq.ArraySpec((3,), np.bool_)
+        ),
+        "max_val and min_val": lambda: nq.determine_qparams(x, spec, 0, 1, np.uint8, 0.5, False),
+        "V and input": lambda: nq.adaround_soft(x, spec, 1.0, 0, -8, 7),
+        "gradients[0] and parameters[0]": lambda: SGD([x], 0.1).step([spec]),
+        "target and output": lambda: AdaroundLoss(10).reconstruction(x, spec),
+    }
+    for named, call in calls.items():
+        with pytest.raises(TypeError, match=f"^{re.escape(named)} must be of one kind"):
+            call()
 
 
 @pytest.mark.parametrize("name", WITH_OUT)

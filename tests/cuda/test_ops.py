@@ -80,6 +80,25 @@ def test_qparams_lie_anywhere(name, place):
     assert_same(to_host(got), results(name, kwargs))
 
 
+@pytest.mark.parametrize("scale", [1e39, 1e-46])
+def test_a_scale_beside_a_zero_point(scale):
+    """A number that float32 does not hold is refused where the op uses it as a float32."""
+    x, q, z = (
+        given(np.ones(3, np.float32)),
+        given(np.ones(3, np.int8)),
+        given(np.zeros(1, np.int32)),
+    )
+    for call in (
+        lambda: nq.fake_quantize_per_tensor_affine(x, scale, z, -8, 7),
+        lambda: nq.dequantize_per_tensor(q, scale, z, -8, 7, np.int8),
+        lambda: nq.quantize_per_tensor(x, scale, z, -8, 7, np.int8, rounding="divide"),
+    ):
+        with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
+            call()
+    y = nq.dequantize_per_tensor(q, scale, z, -8, 7, np.int8, out_dtype=np.float64)
+    assert_same(to_host(y), np.full(3, scale))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_every_length(name):
     for n in LENGTHS[: 1 if SIMULATED and name.startswith(SLOW) else None]:
