@@ -153,7 +153,8 @@ class _Optimizer:
         parts = _part(state_dict, "state_dict", ("state", "param_groups"))
         groups = parts["param_groups"]
         if type(groups) not in (list, tuple) or len(groups) != 1:
-            raise ValueError(f"param_groups must be a list of one dict, got {seen(groups)}")
+            got = f"{len(groups)} of them" if type(groups) in (list, tuple) else seen(groups)
+            raise ValueError(f"param_groups must be a list of one dict, got {got}")
         group = _part(groups[0], "param_groups[0]", (*self._options, "params"))
         count = len(self.parameters)
         params = group["params"]
@@ -348,8 +349,9 @@ class Adam(_Optimizer):
     Notes
     -----
     Corresponds to ``torch.optim.Adam`` of PyTorch 2.13, without weight decay and AMSGrad. The two
-    means have PyTorch's bits. Its square root, of a library, is not always the nearest number; this
-    one is, so a parameter has PyTorch's bits where the root is that, and else differs by its ulp.
+    means have PyTorch's bits, but for the sign of a zero where ``1 - betas[0]`` rounds to 1. Its
+    square root, of a library, is not always the nearest number; this one is, so a parameter has
+    PyTorch's bits where the root is that, and else differs by its ulp.
 
     References
     ----------

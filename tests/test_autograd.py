@@ -1053,6 +1053,8 @@ BAD = [
     ("softmax_cross_entropy", (np.ones((2, 3)), np.array([-1, 0])), ValueError, "labels"),
     ("softmax_cross_entropy", (np.ones((2, 3)), np.ones(2)), TypeError, "labels"),
     ("softmax_cross_entropy", (np.ones((2, 3)), [0, 1]), TypeError, "labels"),
+    ("softmax_cross_entropy", (np.ones((2, 3)), nq.ArraySpec((2,), int)), TypeError, "ArraySpec"),
+    ("add", (np.ones((1,) * 33), np.ones((2, 3))), ValueError, "x and y"),
 ]
 
 

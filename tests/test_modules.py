@@ -216,6 +216,22 @@ def test_a_nan_that_was_observed():
     same_state(fresh, module)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_spoils_the_scale_is_not_observed(wrong):
+    for module in one_of_each():
+        if isinstance(module, FusedMovingAvgObsFakeQuantize):  # as PyTorch's
+            continue
+        module(data((4, 6)))
+        before = {key: np.copy(value) for key, value in module.state_dict().items()}
+        x = data((4, 6), 1)
+        x[1, 2] = wrong
+        with pytest.raises(ValueError, match=r"(scale|x|min_val|max_val) must .*(got|NaN)"):
+            module(x)
+        for key, value in module.state_dict().items():
+            assert_same(value, before[key], key)
+        module(data((4, 6), 2))
+
+
 def test_arrays_are_replaced():
     """What a tape, or a user, still holds stays as it is."""
     for module in (*one_of_each(0), *one_of_each()):
@@ -916,11 +932,11 @@ ERRORS = [
     (lambda: FakeQuantize(quant_min=-1, quant_max=5), ValueError, "must lie within 0..255"),
     (lambda: FakeQuantize(quant_min=0.5, quant_max=5), TypeError, "quant_min must be an integer"),
     (lambda: FakeQuantize(is_dynamic=True), ValueError, "averaging_constant must be 1"),
-    (lambda: FakeQuantize(is_dynamic="yes"), TypeError, "is_dynamic must be a number"),
+    (lambda: FakeQuantize(is_dynamic="yes"), TypeError, "is_dynamic must be a bool or a number"),
     (lambda: FakeQuantize(MinMaxObserver, dtype="float8_e5m2"), TypeError, "dtype of integers"),
     (lambda: FakeQuantize()([1.0]), TypeError, "x must be a NumPy array"),
     (lambda: FakeQuantize()(np.ones(3, int)), TypeError, "x must have a dtype among"),
-    (lambda: FakeQuantize().enable_observer("on"), TypeError, "enabled must be a number"),
+    (lambda: FakeQuantize().enable_observer("on"), TypeError, "enabled must be a bool or a number"),
     (lambda: FusedMovingAvgObsFakeQuantize(MinMaxObserver), TypeError, "must make a moving avera"),
     (
         lambda: FusedMovingAvgObsFakeQuantize(

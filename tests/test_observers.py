@@ -762,7 +762,11 @@ ERRORS = [
     (lambda: MinMaxObserver()(np.array([True])), TypeError, "x must have a dtype among"),
     (lambda: PerChannelMinMaxObserver(1)(data(3)), ValueError, "ch_axis must be an axis of x, of"),
     (lambda: MSEObserver(ch_axis=0)(np.float32(1)), ValueError, "ch_axis must be an axis of x,"),
-    (lambda: MinMaxObserver().merge(HistogramObserver()), TypeError, "other must be a MinMax"),
+    (
+        lambda: MinMaxObserver().merge(HistogramObserver()),
+        TypeError,
+        "other must be of the class MinMax",
+    ),
 ]
 
 

@@ -1101,7 +1101,9 @@ def test_fused(per_row, symmetric):
     batches += [np.array([[-2, v, 3]] * 4, F32) for v in (np.nan, -np.nan)]
     # A scale without a finite reciprocal, a range that ends at zero, and one that is not infinite.
     batches += [np.array([ends] * 4, F32) for ends in ((0, 1e-37), (-2, 0), (-3.2e38, 1))]
-    for bounds in ((-128, 127), (0, 255), (0, 15), (-8, 7), (-7, 8)):
+    # Subnormal numbers, of which a symmetric range becomes 0.
+    batches += [np.array([[-v, v]] * 4, F32) for v in (1e-44, 2e-43)]
+    for bounds in ((-128, 127), (0, 255), (0, 15), (-8, 7), (-7, 8), (0, 1)):
         for start in range(len(batches)):
             count = 4 if per_row else 1
             state = [np.full(count, np.inf, F32), np.full(count, -np.inf, F32), np.ones(count, F32),

@@ -673,7 +673,7 @@ ERRORS = {
         {"inputs": Gram(np.triu(GRAM))}, ValueError, "inputs.inputs must be symmetric"),
     "a Gram with NaN": (
         {"inputs": Gram(GRAM * np.float32(np.nan))}, ValueError, "inputs.inputs must be finite"),
-    "gram a word": ({"gram": "yes"}, TypeError, "gram must be a number, got 'yes'"),
+    "gram a word": ({"gram": "yes"}, TypeError, "gram must be a bool or a number, got 'yes'"),
     "batch_size": ({"batch_size": 0}, ValueError, "batch_size must lie within 1.."),
     "steps": ({"steps": 0}, ValueError, "steps must lie within 1.."),
     "steps by far": ({"steps": 10**400}, ValueError, "steps must lie within 1.."),
@@ -691,7 +691,7 @@ ERRORS = {
     "rng": ({"rng": "seed"}, TypeError, "rng must be a Generator of NumPy, an integer or None"),
     "rng a switch": ({"rng": True}, TypeError, "rng must be a Generator of NumPy, an integer or"),
     "rng negative": ({"rng": -1}, ValueError, "rng must not be negative, got -1"),
-    "progress": ({"progress": "bar"}, TypeError, "progress must be a number, got 'bar'"),
+    "progress": ({"progress": "bar"}, TypeError, "progress must be a bool or a number, got 'bar'"),
 }  # fmt: skip
 
 

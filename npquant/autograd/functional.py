@@ -508,7 +508,7 @@ def mse_loss(input: Array, target: Array) -> Array:
     array(2.)
     """
     input = _floats(input, "input")
-    target = _like(target, "target", input)
+    target = _like(target, "target", input, "input")
     if target.shape != input.shape:
         raise ValueError(f"target must have the shape {input.shape}, got {target.shape}")
     if input.size == 0:
@@ -668,7 +668,7 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits must have the shape (N, C), both positive, got {logits.shape}")
     rows, classes = logits.shape
-    labels = checks.native(checks.array(labels, "labels"), "labels", dtypes.INTEGERS)
+    labels = checks.host_array(labels, "labels", dtypes.INTEGERS)
     if labels.shape != (rows,):
         raise ValueError(f"labels must have the shape ({rows},), got {labels.shape}")
     if labels.min() < 0 or labels.max() >= classes:
@@ -691,10 +691,10 @@ def _floats(value: Any, name: str) -> Array:
     return x
 
 
-def _like(value: Any, name: str, x: Array) -> Array:
+def _like(value: Any, name: str, x: Array, other: str = "x") -> Array:
     found = _floats(value, name)
     if found.dtype != x.dtype:
-        raise TypeError(f"{name} must have the dtype of the other, {x.dtype}, got {found.dtype}")
+        raise TypeError(f"{name} must have the dtype of {other}, {x.dtype}, got {found.dtype}")
     return found
 
 
@@ -705,7 +705,7 @@ def _two(x: Any, y: Any) -> tuple[Any, Any]:
     y = _floats(y, "y")
     if _is_number(x):
         return checks.number(x, "x"), y
-    x = _like(x, "x", y)
+    x = _like(x, "x", y, "y")
     _broadcast(x.shape, y.shape, x, y)
     return x, y
 
@@ -719,7 +719,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...], x: Array, y: Array) -> No
         return
     try:
         np.broadcast_shapes(a, b)
-    except ValueError:
+    except (ValueError, RuntimeError):  # the latter of more axes than it knows
         raise ValueError(f"x and y must have shapes that broadcast, got {x.shape} and "
                          f"{y.shape}") from None  # fmt: skip
 

@@ -43,7 +43,8 @@ def array(value: Any, name: str) -> Array:
 def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = np.ndarray) -> Array:
     """`value` as an array of NumPy of one of the `allowed` dtypes, where no kernel takes others."""
     if not isinstance(value, kinds) or isinstance(value, _OTHERWISE):
-        got = type(value).__name__ if isinstance(value, np.ndarray) else show(value)
+        known = isinstance(value, (np.ndarray, ArraySpec))
+        got = type(value).__name__ if known else show(value)
         raise TypeError(f"{name} must be a NumPy array, got {got}")
     return native(array(value, name), name, allowed)
 

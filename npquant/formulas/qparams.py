@@ -141,7 +141,8 @@ def fbgemm_symmetric_qparams(
     half = (hi - lo) // np.int64(2)
     below, above = np.float32(-half - np.int64(1)), np.float32(half)
     unit = larger(abs(least / below), abs(greatest / above))
-    return _fbgemm(unit * below, unit * above, lo, hi, eps, True)
+    low, high = unit * below, unit * above  # of subnormal numbers this can be 0
+    return _fbgemm(low, high, lo, hi, eps, low < np.float32(0) and high > np.float32(0))
 
 
 @formula

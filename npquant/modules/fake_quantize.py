@@ -125,6 +125,28 @@ class FakeQuantizeBase(Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no qparams")
 
+    def _seen(self, x: Array) -> tuple[Array, Array] | None:
+        """Have the observer see `x`, and choose qparams; None if it has seen nothing yet.
+
+        It forgets an array that makes scales of which none can be used, if one is to be now.
+        """
+        observer = self.activation_post_process
+        before = vars(observer).copy()  # its arrays are replaced, never written to
+        observer(x)
+        if observer._unset:
+            return None
+        scale, zero_point = observer.calculate_qparams()
+        if self._on("fake_quant_enabled") and isinstance(scale, np.ndarray):
+            wrong = scale[~((scale > 0) & (scale < np.inf))]
+            if wrong.size:
+                vars(observer).update(before)
+                raise ValueError(
+                    f"scale must be positive and finite in float32, got {wrong[0]}: x is not "
+                    "finite, or something that was observed before, which "
+                    "activation_post_process.reset_min_max_vals() forgets"
+                )
+        return scale, zero_point
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         for name in self._switches:
             check_shape(prefix + name, state[name], ((1,),))
@@ -189,7 +211,7 @@ class FakeQuantize(FakeQuantizeBase):
         integers. Of a call: if the array is not one of floats.
     ValueError
         If the observer refuses an argument. Of a call: if the observer refuses the array, or the
-        scale is none, as after a NaN.
+        scale is none, as after a NaN; the observer forgets an array that is to be quantized too.
 
     See Also
     --------
@@ -245,11 +267,10 @@ class FakeQuantize(FakeQuantizeBase):
         return self._quantized(call, x) if self._on("fake_quant_enabled") and data.size else x
 
     def _observe(self, x: Array) -> None:
-        self.activation_post_process(x)
-        if not self.activation_post_process._unset:
-            scale, zero_point = self.activation_post_process.calculate_qparams()
-            self.scale = scale
-            self.zero_point = astype(zero_point, kind(self.zero_point)[1])
+        qparams = self._seen(x)
+        if qparams is not None:
+            self.scale = qparams[0]
+            self.zero_point = astype(qparams[1], kind(self.zero_point)[1])
 
     def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
         data = value_of(x)

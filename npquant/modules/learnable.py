@@ -364,7 +364,6 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _estimate(self, x: Array) -> None:
         """Observe `x`, and take scale and zero point from it."""
-        observer = self.activation_post_process
         seen = self._rows(x)
         count = 1
         if self.is_per_channel:
@@ -376,10 +375,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         if self.init != "observer" and not isinstance(x, np.ndarray):
             raise TypeError(f"x must be a NumPy array to estimate by {self.init!r}, got {show(x)}")
         found = None if self.init == "observer" else self._chosen(seen)
-        observer(seen)
-        if observer._unset:
+        qparams = self._seen(seen)
+        if qparams is None:
             return
-        scale, zero_point = found or observer.calculate_qparams()
+        scale, zero_point = found or qparams
         self.scale.value = astype(scale, _FLOAT)
         self.zero_point.value = astype(zero_point, _FLOAT)
 

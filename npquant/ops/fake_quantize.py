@@ -1048,7 +1048,7 @@ def _with_axes_of_one(g: Array, m: Array) -> tuple[Array, Array]:
     """Both in the longer shape, where they differ by leading or inner axes of one alone."""
     try:
         shape = np.broadcast_shapes(g.shape, m.shape)
-    except ValueError:
+    except (ValueError, RuntimeError):  # the latter of more axes than it knows
         shape = ()
     if not math.prod(shape) == g.size == m.size:
         raise ValueError(f"mask must have the shape of grad, {g.shape}, got {m.shape}")

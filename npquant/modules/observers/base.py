@@ -246,7 +246,7 @@ class Observer(Module):
         if self._unmergeable:
             raise TypeError(f"a {type(self).__name__} cannot be merged: {self._unmergeable}")
         if type(other) is not type(self):
-            raise TypeError(f"other must be a {type(self).__name__}, got {show(other)}")
+            raise TypeError(f"other must be of the class {type(self).__name__}, got {show(other)}")
         for name in self._settings:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
