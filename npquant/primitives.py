@@ -1,6 +1,6 @@
 """The few scalar operations that formulas are made of, as plain Python.
 
-Each has the same meaning in every backend; `cpu/storage.py` (and its CUDA twin) teach the
+Each has the same meaning in every backend; `cpu/primitives.py` (and its CUDA twin) teach the
 compilers to do them in a few instructions. Uncompiled (`NUMBA_DISABLE_JIT=1`) these bodies run.
 """
 

@@ -16,10 +16,11 @@ from numba.core.registry import cpu_target
 from numba.extending import overload, register_jitable
 
 from npquant.cpu.target import Kernel, array_type
+from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
 
-FLOAT64 = array_type(np.dtype(np.float64))
+FLOAT64, FLOAT32, INT8 = (array_type(np.dtype(t)) for t in (np.float64, np.float32, np.int8))
 
 
 @register_jitable
@@ -106,6 +107,42 @@ def test_parts_have_no_wrappers(tmp_path):
                          env=os.environ | env)  # fmt: skip
     assert "numba" in run.stdout
     assert "npquant" not in run.stdout
+
+
+def _primitives(begin, end, x, y):
+    for i in range(np.uintp(begin), np.uintp(end)):
+        v = rint(fma(widen(each((x, x), i)[0]), at(x, i), np.float32(1)))
+        store(y, i, plus(times(v, like(at(2, i), v)), over(v, v)))
+
+
+def test_primitives_are_no_functions(monkeypatch):
+    """A function of Python takes ten milliseconds to compile, a few instructions one."""
+    made, create = [], JITCodeLibrary.__init__
+    monkeypatch.setattr(
+        JITCodeLibrary,
+        "__init__",
+        lambda self, codegen, name: (made.append(name), create(self, codegen, name))[1],
+    )
+    kernel = Kernel(_primitives, "of_primitives", lambda: (FLOAT32, INT8))
+    x, y = np.arange(20, dtype=np.float32) / 8, np.empty(20, np.int8)
+    kernel(20, 20, (x, y), ())
+    v = np.rint(x * x + 1)
+    np.testing.assert_array_equal(y, 2 * v + 1)
+    assert made == ["of_primitives"]
+
+
+def test_no_references_are_counted():
+    """Of arrays that a caller holds: in a loop it takes time, and threads wait for one another."""
+    kernel = Kernel(_primitives, "without_references", lambda: (FLOAT32, INT8))
+    assert "NRT_" not in kernel._code[()].library.get_llvm_str()
+
+
+def test_an_unsigned_index_is_not_checked_for_wrap_around():
+    kernel = Kernel(_primitives, "unsigned", lambda: (FLOAT32, INT8))
+    code = kernel._code[()]
+    text = str(code.library.get_function(code.fndesc.llvm_func_name))
+    assert "fma" in text
+    assert not re.search(r"icmp slt i64 %\S+, 0\b", text)
 
 
 @pytest.fixture

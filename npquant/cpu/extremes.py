@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import AHEAD, FAR, FETCHED, fetch, from_line
+from npquant.cpu.memory import AHEAD, FAR, FETCHED, Borrowed, fetch, from_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.strided import key as key_of
@@ -207,7 +207,7 @@ class Extremes:
 
 
 def _extremes_signature(dtype: Any, kind: Any) -> Types:
-    keys = types.Array(TYPES[kind], 2, "A")
+    keys = Borrowed(TYPES[kind], 2, "A")
     return types.intp, types.intp, types.intp, array_type(dtype), keys, keys
 
 

@@ -17,6 +17,7 @@ from numba import types
 from npquant.cpu import strided
 from npquant.cpu.lanes import LANES, add_terms, folded
 from npquant.cpu.lowered import called
+from npquant.cpu.memory import Borrowed
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces
 from npquant.formulas import histogram as f
@@ -139,7 +140,7 @@ class Count:
 
 
 def _count_signature(x: Any, bound: Any) -> Types:
-    bounds, counts = array_type(bound), types.Array(types.int64, 2, "C")
+    bounds, counts = array_type(bound), _COUNTS
     return (types.intp, types.intp, types.intp, types.intp, array_type(x), bounds, bounds, counts)
 
 
@@ -338,7 +339,7 @@ def _double(begin: Any, end: Any, shifts: Any, counts: Any) -> None:
             counts[c, half - 1 - to] += below
 
 
-_COUNTS = types.Array(types.int64, 2, "C")
+_COUNTS = Borrowed(types.int64, 2, "C")
 _double_kernel = Kernel(_double, "double", lambda: (_INTEGERS, _COUNTS))
 
 

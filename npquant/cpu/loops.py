@@ -26,7 +26,6 @@ from npquant.cpu.memory import (
     FETCHED_FAR,
     LINE,
     after,
-    bare,
     fetch,
     local,
     near,
@@ -177,7 +176,7 @@ class Elementwise:
                     return False
                 if begin == end:
                     return True
-                constants, rooms, data = (lo, hi, nan), near(STRIP, x), bare(x)
+                constants, rooms = (lo, hi, nan), near(STRIP, x)
                 made, held = local(MADE, item(y)), 0
                 row = (first + begin) // inner
                 c, skip = row % channels, (first + begin) - row * inner
@@ -187,7 +186,7 @@ class Elementwise:
                         m = to_line(y if past else x, begin) or STRIP
                     base = np.uintp(begin)
                     p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                    u, at_u = brought(data, base, m, rooms)
+                    u, at_u = brought(x, base, m, rooms)
                     if past:
                         strip(u, at_u, m, (), (p, constants), lo, made, np.uintp(held))
                         held += m

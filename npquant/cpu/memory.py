@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils, errors
 from numba.core.imputils import impl_ret_new_ref
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import NativeValue, intrinsic, lower_builtin, models, register_model, unbox
 from numba.np.arrayobj import populate_array
 
 from npquant.cpu.lowered import lowered
@@ -24,6 +24,17 @@ LINE = 64
 #: faster, where a loop does not take long to begin, and half of that beside a table. It pays where
 #: most of what moves is read.
 FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
+
+
+class Borrowed(types.Array):  # type: ignore[misc]
+    """An array of whoever calls a kernel.
+
+    It lives as long as the call, so no references to it are counted: that takes time, in a loop
+    most of all, and threads wait for one another to count.
+    """
+
+    def __init__(self, dtype: Any, ndim: int, layout: Any) -> None:
+        super().__init__(dtype, ndim, layout, name=f"borrowed[{dtype}, {ndim}, {layout}]")
 
 
 class EverySecond(types.Array):  # type: ignore[misc]
@@ -108,9 +119,34 @@ def data_of(context: Any, builder: Any, kind: Any, values: Any) -> Any:
     return context.make_array(kind)(context, builder, values).data
 
 
+@register_model(Borrowed)
 @register_model(EverySecond)
-class _EverySecondModel(models.ArrayModel):  # type: ignore[misc]
-    pass
+class _BorrowedModel(models.StructModel):  # type: ignore[misc]
+    """As of any array, but where references are counted there is only an address."""
+
+    def __init__(self, dmm: Any, kind: Any) -> None:
+        axes = types.UniTuple(types.intp, kind.ndim)
+        members = [
+            ("meminfo", types.voidptr),
+            ("parent", types.voidptr),
+            ("nitems", types.intp),
+            ("itemsize", types.intp),
+            ("data", types.CPointer(kind.dtype)),
+            ("shape", axes),
+            ("strides", axes),
+        ]
+        super().__init__(dmm, kind, members)
+
+
+@unbox(Borrowed)
+@unbox(EverySecond)
+def _borrow(kind: Any, array: Any, c: Any) -> Any:
+    found = c.context.make_array(kind)(c.context, c.builder)
+    place = c.builder.bitcast(found._getpointer(), c.pyapi.voidptr)
+    of = ir.FunctionType(ir.IntType(32), [c.pyapi.pyobj, c.pyapi.voidptr])
+    adapt = cgutils.get_or_insert_function(c.builder.module, of, "numba_adapt_ndarray")
+    error = c.builder.call(adapt, [array, place])
+    return NativeValue(found._getvalue(), is_error=cgutils.is_not_null(c.builder, error))
 
 
 @lower_builtin(operator.getitem, EverySecond, types.Integer)  # type: ignore[untyped-decorator]
@@ -128,37 +164,6 @@ def _half_of_pair(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     bits = builder.trunc(bits, pair) if pair.width < i.type.width else bits
     found = builder.trunc(builder.lshr(found, bits), half)
     return context.data_model_manager[array.dtype].from_data(builder, builder.bitcast(found, kind))
-
-
-def bare(x: Any) -> Any:
-    """An array, or each of a tuple, without its count of references.
-
-    The compiler counts a reference wherever an array gets another name: in a loop that takes time,
-    and threads wait for one another to count.
-    """
-    return x
-
-
-@lowered(bare)
-def _bare(context: Any, x: Any) -> Any:
-    several = isinstance(x, types.BaseTuple)
-    arrays = list(x) if several else [x]
-    # Of every second element it stays what it is: its elements are taken to rooms.
-    kinds = [a if isinstance(a, EverySecond) else types.CPointer(a.dtype) for a in arrays]
-    result = types.Tuple(kinds) if several else kinds[0]
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = []
-        given = cgutils.unpack_tuple(builder, args[0]) if several else args
-        for array, kind, value in zip(arrays, kinds, given, strict=True):
-            if kind is array:
-                context.nrt.incref(builder, array, value)
-                found.append(value)
-            else:
-                found.append(data_of(context, builder, array, value))
-        return context.make_tuple(builder, result, found) if several else found[0]
-
-    return result(x), codegen
 
 
 def after(x: Any, first: Any) -> Any:

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 
 from npquant.cpu.lowered import called, lowered, overload
-from npquant.cpu.memory import data_of
+from npquant.cpu.memory import Borrowed, data_of
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
@@ -355,7 +355,7 @@ def views(arrays: tuple[Array, ...], flat: Callable[[Array], bool]) -> Array:
 
 
 #: The types of a view and of several.
-VIEW, VIEWS = types.Array(types.int64, 2, "C"), types.Array(types.int64, 3, "C")
+VIEW, VIEWS = Borrowed(types.int64, 2, "C"), Borrowed(types.int64, 3, "C")
 
 
 # --- kernels ----------------------------------------------------------------------------------

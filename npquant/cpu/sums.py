@@ -19,7 +19,7 @@ from numba import types
 from npquant.cpu import table
 from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import bare, fetch, local, near, to_line
+from npquant.cpu.memory import Borrowed, fetch, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.strided import VIEWS, every_second, gather, room, scatter, taken
 from npquant.cpu.strided import key as key_of
@@ -542,7 +542,7 @@ def _give(found: Any, c: Any, tile: Any, sums: Any, grad_scale: Any, grad_zero_p
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
-    data, y, sums = array_type(x), array_type(x.base), types.Array(types.float64, 3, "A")
+    data, y, sums = array_type(x), array_type(x.base), Borrowed(types.float64, 3, "A")
     bound, number = (
         types.float32 if code == "float32" else types.float64,
         types.float64 if x == np.float64 else types.float32,
@@ -578,7 +578,7 @@ def _sums_of_tiles(begin: Any, end: Any, sums: Any, grad_scale: Any, grad_zero_p
 
 
 def _sums_signature(scale: Any, zero_point: Any) -> Types:
-    return types.Array(types.float64, 3, "C"), array_type(scale), array_type(zero_point)
+    return Borrowed(types.float64, 3, "C"), array_type(scale), array_type(zero_point)
 
 
 _add_tiles = Kernel(_sums_of_tiles, "sums_of_tiles", _sums_signature)
@@ -614,13 +614,13 @@ class Total:
             """Tasks (tile), of `size` elements from `first` on."""
             lanes = local(LANES, 0.0)
             kind = element(each(x, 0), number)
-            terms, rooms, data = (local(STRIP, kind),), near(STRIP, x), bare(x)
+            terms, rooms = (local(STRIP, kind),), near(STRIP, x)
             for tile in range(begin, end):
                 _clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    u, at = brought(data, np.uintp(first + start), m, rooms)
+                    u, at = brought(x, np.uintp(first + start), m, rooms)
                     strip(u, at, m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]

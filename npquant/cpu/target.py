@@ -22,9 +22,10 @@ from numba import config, njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
 from npquant.cpu import cache
+from npquant.cpu import primitives as _primitives  # noqa: F401 (teaches the compiler)
 from npquant.cpu import threads as pool
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import EverySecond
+from npquant.cpu.memory import Borrowed, EverySecond
 from npquant.cpu.parts import parts_of
 from npquant.cpu.storage import TYPES
 from npquant.primitives import at, widen
@@ -99,11 +100,11 @@ class Compiled(dict[Any, Any]):
         return _once(self, key, self._compile)
 
 
-def array_type(dtype: np.dtype[Any], ndim: int = 1) -> types.Type:
-    """The type of contiguous arrays; of flat ones of every second element for a pair of a dtype."""
+def array_type(dtype: np.dtype[Any], ndim: int = 1, layout: str = "C") -> types.Type:
+    """The type of arrays; of flat ones of every second element for a pair of a dtype."""
     if dtype.shape:
         return EverySecond(TYPES[dtype.base])
-    return types.Array(TYPES[dtype], ndim, "C")
+    return Borrowed(TYPES[dtype], ndim, layout)
 
 
 @called

@@ -78,6 +78,6 @@ from npquant.cuda.target import SIMULATED
 from npquant.cuda.transfer import to_device, to_host
 
 if not SIMULATED:
-    from npquant.cuda import storage as _storage  # teaches the compiler
+    from npquant.cuda import primitives as _primitives  # teaches the compiler
 
 __all__ = [*cpu.__all__, "inverse", "to_device", "to_host"]
