@@ -28,6 +28,7 @@ def first(*kinds: Any) -> Instructions:
 
 
 def nothing(*kinds: Any) -> Instructions:
+    """None, of whatever arguments."""
     return types.none(*kinds), lambda context, builder, sig, args: context.get_dummy_value()
 
 
@@ -124,7 +125,7 @@ def stored(y: Any, i: Any, v: Any, *by: Any) -> Instructions:
 
 
 def as_functions(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """What it gives where that is no `Instructions`, for `overload`."""
+    """What an implementation gives where that is a function, for `overload`."""
 
     @functools.wraps(implementation)
     def functions(*kinds: Any) -> Any:
@@ -135,14 +136,14 @@ def as_functions(implementation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_instructions(implementation: Callable[..., Any]) -> Any:
-    """What it gives where that is `Instructions`, for `lowered`."""
+    """What an implementation gives where that is `Instructions`, for `lowered`."""
 
-    def made_of(typing: Any, *kinds: Any) -> Any:
+    def found(typing: Any, *kinds: Any) -> Any:
         made = implementation(*kinds)
         return made if isinstance(made, tuple) else None
 
-    of = inspect.signature(implementation)
+    instructions: Any = found  # which Numba asks for the names of its arguments
     typing = inspect.Parameter("typing", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    instructions: Any = made_of
-    instructions.__signature__ = of.replace(parameters=[typing, *of.parameters.values()])
+    names = inspect.signature(implementation).parameters.values()
+    instructions.__signature__ = inspect.Signature([typing, *names])
     return instructions

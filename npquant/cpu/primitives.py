@@ -47,13 +47,14 @@ _as_float32 = _to[types.float32]
 _as_int16, _as_int32, _as_int64 = _to[types.int16], _to[types.int32], _to[types.int64]
 _as_uint16, _as_uint32 = _to[types.uint16], _to[types.uint32]
 
-#: The primitives with their implementations, for the CUDA compiler to be taught the same.
+#: The primitives with those implementations that give functions, for the CUDA compiler.
 TAUGHT: Final[list[tuple[Any, Any]]] = []
 
 
 def teach(primitive):
-    """How a primitive is compiled: as a function, which is remembered in TAUGHT, or as a few
-    instructions, which take a tenth of a function's time.
+    """How a primitive is compiled; what is a function is remembered in TAUGHT.
+
+    The compilers of both backends see `Instructions`, which know nothing of an array but its type.
     """
 
     def register(implementation):
@@ -226,11 +227,9 @@ def _narrowed(zero_point, t, other):
         return first(zero_point, t, other)
     if (other in NARROW and other != types.int32) or other in SUB_BYTE or other in FLOAT8:
         return cast([zero_point, t, other], types.int32)
-    return (
-        cast([zero_point, t, other], t)
-        if isinstance(t, types.Float)
-        else (lambda zero_point, t, other: p.like(zero_point, t))
-    )
+    if isinstance(t, Storage):
+        return lambda zero_point, t, other: p.like(zero_point, t)
+    return cast([zero_point, t, other], t)
 
 
 _MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
