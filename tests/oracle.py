@@ -868,14 +868,13 @@ def _fused_qparams(low, high, quant_min, quant_max, symmetric):
     """Return (scale float32, zero point) for one float32 range, as FBGEMM chooses them."""
     floor = F32(6.1e-5)  # the smallest scale chosen
     span = F32(quant_max - quant_min)
-    if symmetric and low < 0 < high:
+    centred = symmetric and low < 0 < high
+    if centred:
         half = (quant_max - quant_min) // 2
         bottom, top = F32(-(half + 1)), F32(half)
         widest = np.maximum(np.abs(low / bottom), np.abs(high / top))
         low, high = widest * bottom, widest * top
-    else:
-        symmetric = False
-    centred = symmetric and low < 0 < high  # asked again: a subnormal range may have become 0
+        centred = low < 0 < high  # of subnormal numbers the range may have become 0
     low, high = np.minimum(low, F32(0)), np.maximum(high, F32(0))
     scale = F32(np.divide(F64(high) - F64(low), F64(quant_max - quant_min)))
     if scale == 0 or np.isinf(F32(1) / scale):

@@ -1119,6 +1119,12 @@ def test_fused(per_row, symmetric):
                     assert_same((*actual, *state), (*expected, *other), f"{bounds} {start} {on}")
 
 
+def test_more_axes_than_numpy_broadcasts():
+    grad, mask = np.zeros((1,) * 33, F32), np.ones((2, 3), bool)
+    with pytest.raises(ValueError, match="mask must have the shape of grad"):
+        nq.fake_quantize_per_tensor_affine_cachemask_backward(grad, mask)
+
+
 CONVERTIBLE = (*FLOATS, *cases.FLOAT8, *map(np.dtype, ("bool", "int8", "uint8", "int16", "uint16",
                                                        "int32", "uint32", "int64")))  # fmt: skip
 

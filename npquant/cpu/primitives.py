@@ -23,6 +23,7 @@ from npquant.cpu.instructions import (
     first,
     llvm,
     nothing,
+    read_as,
     stored,
     zero,
 )
@@ -39,7 +40,6 @@ from npquant.cpu.storage import (
     Storage,
     any_to_bfloat16,
     as_number,
-    read_as,
 )
 from npquant.cpu.storage import reinterpreted as _to
 

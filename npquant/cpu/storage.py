@@ -80,7 +80,7 @@ def _reinterpret(result: types.Type) -> Any:
 reinterpreted: Final = {t: _reinterpret(t) for t in TYPES.values() if t != types.boolean}
 _to = reinterpreted
 _as_float32 = _to[types.float32]
-_as_int16, _as_int32, _as_int64 = _to[types.int16], _to[types.int32], _to[types.int64]
+_as_int32 = _to[types.int32]
 _as_uint16, _as_uint32 = _to[types.uint16], _to[types.uint32]
 _as_float16, _as_bfloat16 = _to[FLOAT16], _to[BFLOAT16]
 _as_e4m3fn, _as_e5m2 = _to[E4M3FN], _to[E5M2]
