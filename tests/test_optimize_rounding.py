@@ -609,7 +609,7 @@ ERRORS = {
         "layers[0] must give as many rows as it takes, 20, got 1"),
     "a function that gives a sum": (
         {"layers": [lambda v: np.array(v.sum()), Linear(W)]}, ValueError,
-        "layers[0] must give as many rows as it takes, 20, got no axis"),
+        "layers[0] must give as many rows as it takes, 1, got no axis"),
     "a function that gives nothing": (
         {"layers": [lambda v: None, Linear(W)]}, TypeError,
         "what layers[0] gives must be a NumPy array, got None"),
@@ -638,13 +638,23 @@ ERRORS = {
     "inputs of a vector": ({"inputs": B}, ValueError, "inputs must have rows and columns"),
     "inputs empty": ({"inputs": X[:0]}, ValueError, "inputs must have rows and columns"),
     "inputs infinite": ({"inputs": np.full_like(X, np.inf)}, ValueError, "inputs must be finite"),
-    "inputs too narrow": ({"inputs": X[:, :3].copy()}, ValueError, "x must have the shape (..."),
+    "inputs too narrow": (
+        {"inputs": X[:, :3].copy()}, ValueError,
+        "layers[0] must fit rows of shape (3,): x must have the shape (..., 4) for w of shape"),
+    "a layer too wide": (
+        {"layers": [Linear(W), Linear(W)], "grids": [GRID, GRID]}, ValueError,
+        "layers[1] must fit rows of shape (2,): x must have the shape (..., 4) for w of shape"),
+    "images too small": (
+        {"layers": Conv2d(normal(0, 1, 1, 3, 3)), "inputs": normal(1, 2, 1, 2, 2)}, ValueError,
+        "layers[0] must fit rows of shape (1, 2, 2): w must have a kernel within the padded"),
     "float_inputs of another shape": (
         {"float_inputs": X[:9]}, ValueError, "float_inputs must have the shape (20, 4), got"),
     "held_out of all": ({"held_out": 1.0}, ValueError, "held_out must be less than 1, got 1.0"),
     "held_out negative": ({"held_out": -0.1}, ValueError, "held_out must be at least 0.0"),
     "held_out leaves nothing": (
-        {"held_out": np.arange(20)}, ValueError, "held_out must leave a row of 20 to learn from"),
+        {"held_out": np.arange(20)}, ValueError, "held_out must leave rows to learn from, of 20"),
+    "held_out of one row": (
+        {"inputs": X[:1]}, ValueError, "held_out must leave rows to learn from, of 1, got a fifth"),
     "held_out beyond": ({"held_out": np.array([20])}, ValueError, "held_out must lie within 0..19"),
     "held_out from the end": (
         {"held_out": np.array([3, -1])}, ValueError, "held_out must lie within 0..19, got -1..3"),

@@ -255,6 +255,21 @@ def checked_grid(value: Any, name: str, weight: Array) -> Grid:
     return value
 
 
+def check_fit(chain: list[Any], x: Array) -> None:
+    """Refuse rows that layers cannot be computed of, one of which is handed through them."""
+    row = x[:1]
+    for i, layer in enumerate(chain):
+        name = f"layers[{i}]"
+        if not isinstance(layer, Layer):
+            row = results(layer, row, name)
+            continue
+        try:
+            y = ag.call(replace(layer, activation=None), row)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} must fit rows of shape {row.shape[1:]}: {error}") from None
+        row = _activated(layer, ag.call, y)
+
+
 def checked_rows(value: Any, name: str) -> Array:
     """Inputs of layers: float32 and finite, one sample for each index of the first axis."""
     x = _finite(value, name)

@@ -17,6 +17,7 @@ from npquant.adaround.layers import (
     Grid,
     Layer,
     Linear,
+    check_fit,
     checked_gram,
     checked_grid,
     checked_layer,
@@ -216,7 +217,7 @@ def optimize_rounding(
         If shapes do not fit, a number is not finite or out of its range, or no row is left to learn
         from; or outputs of a layer have a mean square that no float32 holds, or is next to none, or
         its inputs have such squares beside that. Nothing has been learned then, unless it is of
-        what the layers before hand on.
+        the numbers that the layers before hand on.
 
     See Also
     --------
@@ -272,6 +273,7 @@ def optimize_rounding(
         f = x if float_inputs is None else checked_rows(float_inputs, "float_inputs")
         if f.shape != x.shape:
             raise ValueError(f"float_inputs must have the shape {x.shape}, got {f.shape}")
+        check_fit(chain, x)
         done = _from_rows(chain, grid_of, x, f, held_out, options)
     return done[0] if single else done
 
@@ -453,9 +455,8 @@ def _from_rows(
             objective = _Moments.of_rows(rows, rows.x if x is f else f[:n], name)
         grid = grids[len(done)]
         done.append(_learn(layer.weight, grid, objective, rows, judge, options, name))
-        if len(done) == len(grids):
-            break
-        x, f = outputs(layer, x, done[-1].weight), outputs(layer, f)
+        if len(done) < len(grids):
+            x, f = outputs(layer, x, done[-1].weight), outputs(layer, f)
     return done
 
 
@@ -553,6 +554,8 @@ def _checked_layers(layers: Any, grids: Any, single: bool) -> tuple[list[Any], l
     learned = [layer for layer in chain if isinstance(layer, Layer)]
     if not learned:
         raise ValueError("layers must have a Linear or a Conv2d, got none")
+    while not isinstance(chain[-1], Layer):  # it hands on to nothing that is learned
+        chain.pop()
     found = [grids] if isinstance(grids, Grid) else grids
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise TypeError(f"grids must be a Grid or a sequence, got {show(grids)}")
@@ -590,7 +593,8 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
         judging = np.sort(rng.permutation(rows)[:count])
     learned = np.delete(np.arange(rows), judging)
     if len(learned) == 0:
-        raise ValueError(f"held_out must leave a row of {rows} to learn from, got {show(held_out)}")
+        got = "a fifth, which is the default" if held_out is None else show(held_out)
+        raise ValueError(f"held_out must leave rows to learn from, of {rows}, got {got}")
     return learned, judging
 
 

@@ -244,9 +244,11 @@ def switch(value: Any, name: str, kind: type | None = None) -> bool:
 
 
 def shaping(value: Any, name: str) -> int:
-    """An integer that shapes depend on, and so no spec."""
+    """An integer that shapes depend on: no spec, and no float, which would have to be cut off."""
     if type(value) is ArraySpec:
         raise TypeError(f"{name} must be an integer, got {value}")
+    if isinstance(value, ARRAYS) and value.dtype in FLOATS:
+        raise TypeError(f"{name} must be an integer, got {show(value)}")
     return integer(value, name)
 
 
