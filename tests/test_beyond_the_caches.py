@@ -56,7 +56,7 @@ def test_quantize_per_channel():
     in_parts(nq.quantize_per_channel, x.reshape(ROWS, 37, -1), *qparams(37), 1, *INT8)
 
 
-@pytest.mark.parametrize("channels", [3, 100, 9000])
+@pytest.mark.parametrize("channels", [3, 100, 9000, 37_000])
 def test_quantize_with_channels_last(channels):
     x = data(COLUMNS).reshape(ROWS, -1, channels)
     in_parts(nq.quantize_per_channel, x, *qparams(channels), 2, *INT8)

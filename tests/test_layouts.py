@@ -289,7 +289,7 @@ def test_codes_that_numpy_does_not_know(target):
 SIZES = (
     *(((n,), 0) for n in (255, 256, 257)),  # FEW
     *(((9, 40, n), 1) for n in (15, 16, 17)),  # SHORT: a run
-    *(((20, n), 1) for n in (85, 511, 1023, 1024, 1025)),  # LEAST_PERIOD, NEAR: channels
+    *(((20, n), 1) for n in (85, 511, 1023, 1024, 1025)),  # LEAST_PERIOD, MANY, NEAR: channels
     ((3, 300, 5), 1),  # too few periods to be worth their buffers
     ((5, 1092, 15), 1),  # PERIOD
     ((5, 1093, 15), 1),
@@ -300,7 +300,7 @@ SIZES = (
     *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
     *(((3, 5, n), 1) for n in (31, 32, 33, 48, 511, 512, 513, 544)),  # BLOCK and LONG: a run
     *(((n, 2060), 1) for n in (63, 64, 65)),  # MANY, NEAR, AT_ONCE: a row, and rows
-    *(((2, n), 1) for n in (8191, 8192, 8193)),  # ROWS: channels
+    *(((2, n), 1) for n in (16383, 16384, 16385)),  # ROWS: channels
     *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
     ((33, 500), 0),  # PIECE: whole channels, and a rest of them
     ((33, 500), 1),
@@ -376,7 +376,7 @@ def test_long_rows_of_a_large_array():
 @pytest.mark.usefixtures("one_thread")
 def test_more_channels_than_a_table_has():
     """Channels that come again need not be made again, but where they are too many to be kept."""
-    channels = 9000
+    channels = 17_000
     assert channels > table.ROWS
     x = np.random.default_rng(0).standard_normal((2, channels, 16), np.float32)
     scale, zero_point = (np.linspace(a, b, channels) for a, b in ((0.01, 0.1), (-9, 9)))
@@ -427,9 +427,9 @@ CROSSED = (
     (2, 5, 4096),
     (3, 65, 260),
     (2, 3, 4100),
-    (2, 8200, 4),
+    (2, 16_400, 4),
     (17, 16, 64),
-    (9, 8192),
+    (9, 16_384),
     (3, 1, 2, 36),
     (2, 3, 17, 4, 12),
 )

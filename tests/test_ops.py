@@ -903,7 +903,7 @@ def test_short_runs_of_channels(shape, axis):
 
 
 @pytest.mark.parametrize("begin", [0, 1, 4, 12, 15])
-@pytest.mark.parametrize("shape", [(70, 2112), (3, 2112 + 8192)])
+@pytest.mark.parametrize("shape", [(70, 2112), (3, 2112 + 16_384)])
 def test_many_channels_wherever_the_data_begin(shape, begin):
     """More than MANY, whole lines of the cache of them: these are done as they lie."""
     s, z = cases.qparams(shape[1], -100, 100)

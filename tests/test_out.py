@@ -9,7 +9,7 @@ from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, in_order, r
 from cases import assert_same
 from npquant import backend
 from npquant.checks.calls import forget
-from npquant.cpu import loops
+from npquant.cpu import loops, walk
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.strided import PIECE
 from npquant.cpu.target import PARALLEL_FROM, Kernel
@@ -354,6 +354,42 @@ def test_past_the_caches_the_long_way(name, kernels, monkeypatch):
             assert_same(room, expected, (axis, order))
             if order == in_c_order:
                 assert any(kernel.endswith("_past") for kernel in kernels)
+
+
+GROUPS = "dequantize_per_channel_group", "fake_quantize_learnable_per_channel_group_affine"
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_past_the_caches_in_parts(name, kernels, monkeypatch):
+    """The whole result is large, of which some scales at a time are put into its order."""
+    kwargs = not_narrower(name, (600, 512), 0)
+    (expected,) = results(name, kwargs)
+    data = next(key for key in DATA if key in kwargs)
+    scales = next(a for key, a in kwargs.items() if key.startswith("scale"))
+    monkeypatch.setattr(walk, "SCALES", scales.size // 3)
+    monkeypatch.setattr(loops, "PAST", expected.nbytes)
+    out = np.zeros_like(expected, order="F")
+    kernels.clear()
+    results(name, kwargs | {data: np.asfortranarray(kwargs[data]), "out": out})
+    used = [kernel for kernel in kernels if kernel != "gather"]  # of scales
+    assert len(used) > 2
+    assert all(kernel.endswith("_past") for kernel in used)
+    assert_same(out, expected)
+
+
+def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
+    """What is put elsewhere afterwards is read again."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    q = np.random.default_rng(8).integers(-128, 128, (700, 999)).astype(np.int8)
+    kwargs = {"scale": 0.1, "zero_point": 3, "quant_min": -128, "quant_max": 127, "dtype": np.int8}
+    expected = nq.dequantize_per_tensor(q, **kwargs)
+    room = np.zeros((700, 1998), np.float32)
+    kernels.clear()
+    nq.dequantize_per_tensor(q, **kwargs, out=room[:, ::2])
+    assert_same(room[:, ::2], expected)
+    assert not room[:, 1::2].any()
+    assert kernels
+    assert not any(kernel.endswith("_past") for kernel in kernels)
 
 
 @pytest.mark.parametrize("name", ADAROUND)

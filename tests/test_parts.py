@@ -9,13 +9,14 @@ import sys
 
 import numpy as np
 import pytest
-from numba import config, njit
+from numba import config, njit, types
 from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.extending import overload, register_jitable
 
-from npquant.cpu.target import Kernel, array_type
+from npquant.cpu.target import Kernel, _compile, array_type, usual
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
@@ -143,6 +144,30 @@ def test_an_unsigned_index_is_not_checked_for_wrap_around():
     text = str(code.library.get_function(code.fndesc.llvm_func_name))
     assert "fma" in text
     assert not re.search(r"icmp slt i64 %\S+, 0\b", text)
+
+
+def passes(code):
+    """The names of the passes that a function went through."""
+    (times,) = code.metadata["pipeline_times"].values()
+    return {name.split("_", 1)[1] for name in times}
+
+
+def test_needless_passes_are_left_out(made):
+    """Of npquant's own functions; somebody else's may have what they rewrite."""
+    own = _compile(usual, (types.intp, FLOAT32, FLOAT32, types.float64, types.float64))
+    kernel = Kernel(_segment, "of_others", lambda: (FLOAT64, FLOAT64))
+    every = passes(kernel._code[()])
+    assert every > passes(own) > {"translate_bytecode", "reconstruct_ssa", "native_lowering"}
+    assert {"inline_closure_likes", "nopython_rewrites"} <= every - passes(own)
+
+
+def test_others_have_every_pass_again(made):
+    before = Compiler.define_pipelines
+    with pytest.raises(TypingError):
+        Kernel(_wrong, "wrong", lambda: (FLOAT64, FLOAT64))._code[()]
+    assert Compiler.define_pipelines is before
+    fourth_powers("right")
+    assert Compiler.define_pipelines is before
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def _run(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any
         end = begin + n
         while begin < end:
             m = end - begin
-            if x.size > FAR:
+            if x.size >= FAR:
                 m = min(m, FETCHED)
                 fetch(x, begin + AHEAD, m)
             base = np.uintp(begin)

@@ -27,6 +27,7 @@ from npquant.cpu.memory import (
     LINE,
     after,
     fetch,
+    fetch_to_second,
     local,
     near,
     settle,
@@ -62,8 +63,8 @@ FEW, LEAST_PERIOD = 256, 1024
 #: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
 #: Of an array that is `FAR` whole rows are: to read it in order matters more. A table takes much of
 #: the first cache, and the processor brings data too late: of any array they are fetched, those of
-#: the next row where parts of rows are done.
-MANY, NEAR, AT_ONCE = 2048, 1024, 64
+#: the next row where parts of rows are done; and to the second cache where the table is there.
+MANY, NEAR, AT_ONCE = 1024, 1024, 64
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
 #: them. They wait on the stack until they are LONG or more, MADE at most.
@@ -130,7 +131,7 @@ class Elementwise:
                     return True
                 constants = lo, hi, nan
                 made, held = local(MADE, item(y)), 0
-                far = y.size > FAR and not past and width(x) > width(y)
+                far = y.size >= FAR and not past and width(x) > width(y)
                 row = (first + begin) // inner
                 skip = (first + begin) - row * inner
                 c = row % channels
@@ -216,7 +217,7 @@ class Elementwise:
                 """Items (row)."""
                 if not usual(look, scale, zero_point, least, most):
                     return False
-                constants, far = (lo, hi, nan), y.size > FAR and width(x) > width(y)
+                constants, far = (lo, hi, nan), y.size >= FAR and width(x) > width(y)
                 kind = parameters(x, scale[0], zero_point[0], constants, y)
                 columns = table.empty(kind)
                 length = np.uintp(inner) & np.uintp(bits)
@@ -254,7 +255,7 @@ class Elementwise:
             """As `runs`; the channels are repeated so often, then come as many others."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants, far = (lo, hi, nan), y.size > FAR
+            constants, far = (lo, hi, nan), y.size >= FAR
             kind = parameters(x, scale[0], zero_point[0], constants, y)
             room = table.empty(kind)
             span = channels * inner * repeats
@@ -283,7 +284,10 @@ class Elementwise:
                                     m = below - above
                                     if width(x) > width(y):
                                         m = min(m, FETCHED_FAR // 2 if far else FETCHED)
-                                        fetch(x, i + above + ahead, m)
+                                        if far and rows > MANY:
+                                            fetch_to_second(x, i + above + ahead, m)
+                                        else:
+                                            fetch(x, i + above + ahead, m)
                                     base, at_row = np.uintp(i + above), np.uintp(row + above)
                                     for k in range(np.uintp(m)):
                                         p = table.take(columns, at_row + k, kind)
@@ -319,6 +323,8 @@ class Elementwise:
                         at, stop = max(begin, i), min(last, i + rows)
                         while at < stop:
                             m = min(stop - at, LONG)
+                            if rows > MANY:
+                                fetch_to_second(x, at + AHEAD, m)
                             base, at_row, to = np.uintp(at), np.uintp(at - i), np.uintp(held)
                             for k in range(np.uintp(m)):
                                 p = table.take(columns, at_row + k, kind)
@@ -411,6 +417,7 @@ class Elementwise:
         `y` was `given`, large results are written past the caches.
         """
         n = x.size
+        past = given and mask is None and y.nbytes >= PAST and y.itemsize >= x.itemsize
         # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
         within = x is y and n > strided.PIECE
         if not x.flags.c_contiguous:
@@ -443,10 +450,11 @@ class Elementwise:
             mask = None if mask is None else mask.reshape(n)
             views = strided.views((x,), never) if within else None
             piece = Piece(channels, inner or n, views=views)
-            self._flat(piece, x, scale, zero_point, constants, precision, y, mask, given)
+            self._flat(piece, x, scale, zero_point, constants, precision, y, mask, past)
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
-            self._flat(piece, u, s, z, constants, precision, v, w, given)
+            # Where `v` is no longer than a room, it may be one, which is read again.
+            self._flat(piece, u, s, z, constants, precision, v, w, past and v.size > PIECE)
 
     def in_one_call(
         self, granularity: Granularity, n: int, code: str, past: bool = False
@@ -476,14 +484,13 @@ class Elementwise:
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
-        mask: Array | None = None, given: bool = False,
+        mask: Array | None = None, past: bool = False,
     ) -> None:  # fmt: skip
         channels, inner, repeats, first, views = piece
         n = y.size
         if n == 0:
             return
         apart = views is not None
-        past = given and mask is None and y.nbytes >= PAST and y.itemsize >= x.itemsize
         runs, periods = self._runs, self._periods
         if apart:
             runs, periods = self._runs_apart, self._periods_apart
@@ -533,7 +540,7 @@ class Guessed(Elementwise):
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants, far = (lo, hi, nan), y.size > FAR
+            constants, far = (lo, hi, nan), y.size >= FAR
             while begin < end:
                 row = (first + begin) // inner
                 c, stop = row % channels, min((row + 1) * inner - first, end)

@@ -184,31 +184,45 @@ def _after(context: Any, x: Any, first: Any) -> Any:
 
 
 def fetch(values: Any, first: Any, n: Any) -> None:
-    """Have `n` values brought to the cache, of an array or of each of a tuple; nothing is read."""
+    """Have `n` values brought to the first cache, of an array or of each of a tuple, unread."""
 
 
-@lowered(fetch)
-def _fetch(context: Any, values: Any, first: Any, n: Any) -> Any:
-    several = isinstance(values, types.BaseTuple)
+def fetch_to_second(values: Any, first: Any, n: Any) -> None:
+    """The same to the second cache, from where they still take a while.
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        arrays = cgutils.unpack_tuple(builder, args[0]) if several else [args[0]]
-        _, first, n = args
-        for array, to in zip(arrays, values if several else [values], strict=True):
-            data = data_of(context, builder, to, array)
-            size = context.get_abi_sizeof(context.get_data_type(to.dtype))
-            each = n.type(1 + isinstance(to, EverySecond))
-            line = n.type(LINE // (size * each.constant))
-            with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
-                i = builder.mul(builder.add(first, k), each)
-                place = builder.bitcast(builder.gep(data, [i]), byte)
-                builder.call(prefetch, [place, number(0), number(3), number(1)])
-        return context.get_dummy_value()
+    What waits for memory then keeps none of the few places for what comes to the first cache, which
+    a table that is in the second needs.
+    """
 
-    return types.void(values, types.intp, types.intp), codegen
+
+def _fetching(nearness: int) -> Any:
+    def fetching(context: Any, values: Any, first: Any, n: Any) -> Any:
+        several = isinstance(values, types.BaseTuple)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+            prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            arrays = cgutils.unpack_tuple(builder, args[0]) if several else [args[0]]
+            _, first, n = args
+            for array, to in zip(arrays, values if several else [values], strict=True):
+                data = data_of(context, builder, to, array)
+                size = context.get_abi_sizeof(context.get_data_type(to.dtype))
+                each = n.type(1 + isinstance(to, EverySecond))
+                line = n.type(LINE // (size * each.constant))
+                with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
+                    i = builder.mul(builder.add(first, k), each)
+                    place = builder.bitcast(builder.gep(data, [i]), byte)
+                    builder.call(prefetch, [place, number(0), number(nearness), number(1)])
+            return context.get_dummy_value()
+
+        return types.void(values, types.intp, types.intp), codegen
+
+    return fetching
+
+
+lowered(fetch)(_fetching(3))
+lowered(fetch_to_second)(_fetching(2))
 
 
 def write_past(y: Any, first: Any, made: Any, n: Any) -> int:

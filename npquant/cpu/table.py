@@ -19,7 +19,7 @@ from npquant.cpu.storage import Storage
 
 #: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns
 #: would compete for the same places of the cache.
-ROWS, PITCH = 8192, 8192 + 256
+ROWS, PITCH = 16384, 16384 + 256
 
 #: Rows that are written for a channel that takes several, in two vectors: more than it takes, which
 #: those of the next overwrite. Behind ROWS there is room for them.
