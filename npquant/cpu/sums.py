@@ -19,7 +19,7 @@ from numba import types
 from npquant.cpu import table
 from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import Borrowed, fetch, local, near, to_line
+from npquant.cpu.memory import Borrowed, fetch_to_second, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.strided import VIEWS, every_second, gather, room, scatter, taken
 from npquant.cpu.strided import key as key_of
@@ -280,8 +280,8 @@ class Gradients:
                             base = np.uintp(origin + (row * channels + c) * inner)
                             if row + turn < stop:
                                 ahead = base + np.uintp(turn * channels * inner)
-                                fetch(g, ahead, line)
-                                fetch(x, ahead, line)
+                                fetch_to_second(g, ahead, line)
+                                fetch_to_second(x, ahead, line)
                             to = np.uintp(m)
                             for k in range(np.uintp(line)):
                                 v, p = g[base + k], table.take(columns, k, kind)
