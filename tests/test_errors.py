@@ -156,7 +156,9 @@ CHOICE = types(none=None, a_number=1, an_array=np.ones(2), a_list=["pytorch"]) +
 SHAPING = [row for row in INTEGER if row.label not in ("nan_in_array", "too_large")]
 SHAPING += types(float_array=np.array([1.0]), half=np.array(0.5, F32))
 AXIS = [row for row in SHAPING if row.label != "two"]
-AXIS += values(too_large=HUGE, too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1)
+AXIS += values(
+    too_large=HUGE, too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1
+)
 # A group greater than the row is the row, as in PyTorch.
 GROUP_SIZE = SHAPING + values(zero=0, one=1, negative=-4, not_dividing=3, below_int64=-(2**63) - 1)
 

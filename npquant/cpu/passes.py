@@ -48,8 +48,8 @@ def _needed(compiler: Any) -> list[Any]:
 @contextlib.contextmanager
 def needed_passes() -> Iterator[None]:
     """Compile so; the compiler's lock is held."""
-    Compiler.define_pipelines = _needed
+    Compiler.define_pipelines = _needed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Compiler.define_pipelines = _every
+        Compiler.define_pipelines = _every  # type: ignore[method-assign]
