@@ -23,13 +23,14 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from timeit import Timer
+from typing import Any
 
 import goals
 import numba
 import numpy as np
 import tables
 from benchmarks import cases, peers, work
-from benchmarks.cases import Array, Call, Case, Inputs
+from benchmarks.cases import Call, Case, Inputs
 from llvmlite.binding import get_host_cpu_name
 
 import npquant
@@ -84,48 +85,23 @@ def medians(turns: dict[str, Turn], seconds: float) -> dict[str, float]:
 
 def copy_of(moved: int) -> Call:
     """A copy that reads and writes `moved` bytes in all, to memory that is there."""
-    source = _source(moved)
+    source = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), _half(moved))
     return partial(np.copyto, source.copy(), source)
-
-
-def copy_over(moved: int, result: Array) -> Call:
-    """The same over a result, as far as that has room.
-
-    One array may lie on large pages and another on small ones, to which writing past the caches
-    takes twice the time.
-    """
-    source, over = _source(moved), result.ravel(order="K").view(np.uint8)
-    if not np.shares_memory(over, result):
-        raise ValueError(f"result must be dense, got strides {result.strides}")
-    over = over[: source.size]
-    first, rest = source[: over.size], source[over.size :]
-    there = rest.copy()
-
-    def copy() -> None:
-        np.copyto(over, first)
-        np.copyto(there, rest)
-
-    return copy
 
 
 def copy_to_new(moved: int, written: int) -> Call:
     """The same where `written` of the bytes go to memory that each call allocates."""
     new = min(written, _half(moved))
-    source = _source(moved)
+    source = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), _half(moved))
     fresh, rest, there = source[:new], source[new:], source[new:].copy()
 
-    def copy() -> Array:
+    def copy() -> np.ndarray[Any, Any]:
         np.copyto(there, rest)
         result = np.empty(new, np.uint8)
         np.copyto(result, fresh)
         return result
 
     return copy
-
-
-def _source(moved: int) -> Array:
-    block = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
-    return np.resize(block, _half(moved))
 
 
 def _half(moved: int) -> int:
@@ -168,7 +144,6 @@ def ours(case: Case, inputs: Inputs) -> tuple[dict[str, Call], int, int]:
     elif op and "out" in inspect.signature(op).parameters:
         calls["npquant out"] = partial(call, out=result)
         calls["npquant out"]()
-        calls["copy"] = copy_over(moved, result)
     else:
         calls["copy new"] = copy_to_new(moved, written)
     if case.size <= goals.CALL:
