@@ -152,14 +152,11 @@ CHOICE = types(none=None, a_number=1, an_array=np.ones(2), a_list=["pytorch"]) +
     unknown="up"
 )
 
-#: What shapes depend on: a fraction in an array is not cut off.
-SHAPING = [row for row in INTEGER if row.label != "too_large"] + types(half=np.array([1.5]))
-AXIS = [row for row in SHAPING if row.label not in ("two", "nan_in_array")]
-AXIS += values(
-    too_large=HUGE, too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1
-)
+AXIS = [row for row in INTEGER if row.label not in ("two", "nan_in_array")]
+AXIS += values(too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1)
 # A group greater than the row is the row, as in PyTorch.
-GROUP_SIZE = SHAPING + values(zero=0, one=1, negative=-4, not_dividing=3, below_int64=-(2**63) - 1)
+GROUP_SIZE = [row for row in INTEGER if row.label != "too_large"]
+GROUP_SIZE += values(zero=0, one=1, negative=-4, not_dividing=3, below_int64=-(2**63) - 1)
 
 
 def repeated(y):

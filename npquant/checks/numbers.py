@@ -244,13 +244,10 @@ def switch(value: Any, name: str, kind: type | None = None) -> bool:
 
 
 def shaping(value: Any, name: str) -> int:
-    """An integer that shapes depend on: no spec, and nothing that would have to be cut off."""
+    """An integer that shapes depend on, and so no spec."""
     if type(value) is ArraySpec:
         raise TypeError(f"{name} must be an integer, got {value}")
-    n = integer(value, name)
-    if isinstance(value, ARRAYS) and value.dtype in FLOATS and n != one(value, name):
-        raise TypeError(f"{name} must be an integer, got {show(value)}")
-    return n
+    return integer(value, name)
 
 
 def within(value: Any, name: str, least: int, greatest: int) -> int:
