@@ -16,6 +16,7 @@ from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.extending import overload, register_jitable
 
+from npquant.cpu.memory import fetch, fetch_to_second
 from npquant.cpu.target import Kernel, _compile, array_type, usual
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
@@ -144,6 +145,20 @@ def test_an_unsigned_index_is_not_checked_for_wrap_around():
     text = str(code.library.get_function(code.fndesc.llvm_func_name))
     assert "fma" in text
     assert not re.search(r"icmp slt i64 %\S+, 0\b", text)
+
+
+def _fetches(begin, end, x, y):
+    fetch(x, begin, 16)
+    y[0] = x[begin]
+    fetch_to_second(x, begin, 16)
+
+
+def test_to_which_cache_is_fetched():
+    """LLVM counts from 3, the nearest, down."""
+    kernel = Kernel(_fetches, "fetches", lambda: (FLOAT64, FLOAT64))
+    text = kernel._code[()].library.get_llvm_str()
+    caches = re.findall(r"call void @llvm\.prefetch\.p0\([^)]*i32 (\d), i32 1\)", text)
+    assert list(dict.fromkeys(caches)) == ["3", "2"]
 
 
 def passes(code):
