@@ -14,8 +14,10 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
+from numba.core.typing.templates import _OverloadFunctionTemplate
 from numba.extending import overload, register_jitable
 
+from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import fetch, fetch_to_second
 from npquant.cpu.target import Kernel, _compile, array_type, usual
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
@@ -177,17 +179,20 @@ def test_needless_passes_are_left_out(made):
 
 
 def test_others_have_every_pass_again(made):
-    before = Compiler.define_pipelines
+    def others():
+        return Compiler.define_pipelines, _OverloadFunctionTemplate._get_impl
+
+    before = others()
     with pytest.raises(TypingError):
         Kernel(_wrong, "wrong", lambda: (FLOAT64, FLOAT64))._code[()]
-    assert Compiler.define_pipelines is before
+    assert others() == before
     fourth_powers("right")
-    assert Compiler.define_pipelines is before
+    assert others() == before
 
 
 @pytest.fixture
 def noting():
-    """A segment, and whether garbage was collected, each time that a part of it was compiled."""
+    """A part, a segment of it, and whether garbage was collected each time it was compiled."""
     seen = []
 
     def noted(v):
@@ -201,13 +206,27 @@ def noting():
     def segment(begin, end, x, y):
         y[0] = noted(x[0])
 
-    return segment, seen
+    return noted, segment, seen
+
+
+@pytest.mark.parametrize(("kind", "times"), [(called, 1), (inlined, 2)])
+def test_what_several_call_is_compiled_once(made, noting, kind, times):
+    """A kernel releases the GIL, which the others do not inherit; to be inlined they would."""
+    noted, segment, seen = noting
+    one = kind(segment)
+
+    def two(begin, end, x, y):
+        one(begin, end, x, y)
+        y[0] += noted(x[0])
+
+    Kernel(two, "two", lambda: (FLOAT64, FLOAT64)).serial[()]
+    assert len(seen) == times
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_no_garbage_is_collected_meanwhile(made, noting, before):
     """And then it is again, unless it was not before."""
-    segment, seen = noting
+    _, segment, seen = noting
     kernel = Kernel(segment, "noting", lambda: (FLOAT64, FLOAT64))
     wrong = Kernel(_wrong, "wrong", lambda: (FLOAT64, FLOAT64))
     try:

@@ -1,8 +1,9 @@
-"""Which of Numba's passes npquant's own functions go through.
+"""What of Numba's work npquant's own functions need.
 
-Those left out rewrite what these have not: `with` blocks, closures, loops over tuples, expressions
-of whole arrays, functions to be inlined before their types are known. They take a twentieth of the
-time.
+Passes are left out that rewrite what these have not: `with` blocks, closures, loops over tuples,
+expressions of whole arrays, functions to be inlined before their types are known. They take a
+twentieth of the time. And what several functions call is compiled once, whatever options of theirs
+it does not inherit: a kernel releases the GIL, and what it calls has no such option.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from numba.core import typed_passes, untyped_passes
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import PassManager
+from numba.core.targetconfig import ConfigStack
+from numba.core.typing.templates import _OverloadFunctionTemplate as Overload
 
 NEEDLESS = frozenset({
     untyped_passes.WithLifting,
@@ -31,7 +34,10 @@ NEEDLESS = frozenset({
     typed_passes.DumpParforDiagnostics,
 })  # fmt: skip
 
-_every = Compiler.define_pipelines
+#: The options that a function has of the one that calls it (`CPUTargetOptions.finalize`).
+INHERITED = ("nrt", "fastmath", "error_model", "forceinline")
+
+_every, _for_each_caller = Compiler.define_pipelines, Overload._get_impl
 
 
 def _needed(compiler: Any) -> list[Any]:
@@ -45,11 +51,23 @@ def _needed(compiler: Any) -> list[Any]:
     return [needed]
 
 
+def _once(overload: Any, args: Any, kws: Any) -> Any:
+    """What implements an overload for these types, found by the options that matter to it."""
+    flags = ConfigStack().top()
+    shared = type(flags)()
+    for name in INHERITED:
+        setattr(shared, name, getattr(flags, name))
+    with ConfigStack().enter(shared):
+        return _for_each_caller(overload, args, kws)
+
+
 @contextlib.contextmanager
-def needed_passes() -> Iterator[None]:
+def needed_work() -> Iterator[None]:
     """Compile so; the compiler's lock is held."""
     Compiler.define_pipelines = _needed  # type: ignore[method-assign]
+    Overload._get_impl = _once  # type: ignore[method-assign]
     try:
         yield
     finally:
         Compiler.define_pipelines = _every  # type: ignore[method-assign]
+        Overload._get_impl = _for_each_caller  # type: ignore[method-assign]

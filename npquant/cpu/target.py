@@ -27,7 +27,7 @@ from npquant.cpu import threads as pool
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import Borrowed, EverySecond
 from npquant.cpu.parts import parts_of
-from npquant.cpu.passes import needed_passes
+from npquant.cpu.passes import needed_work
 from npquant.cpu.storage import TYPES
 from npquant.primitives import at, widen
 
@@ -246,7 +246,7 @@ def _compile(function: Any, signature: tuple[types.Type, ...], full_width: bool 
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
     parts = parts_of(function.__qualname__, full_width)
-    with global_compiler_lock, _no_collection(), needed_passes(), parts:
+    with global_compiler_lock, _no_collection(), needed_work(), parts:
         dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 
