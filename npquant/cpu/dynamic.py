@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba import types
 
 from npquant.cpu.extremes import range_of_run
 from npquant.cpu.loops import NUMBER_TYPES, Guessed, guessable
+from npquant.cpu.memory import local
 from npquant.cpu.quantize import per_token
 from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type, usual
 from npquant.formulas.qparams import token_asymmetric_qparams, token_qparams
@@ -21,6 +21,8 @@ from npquant.primitives import item, like
 #: Elements of a row at least: rows of one have a faster way. Bytes of a row at most, or no cache of
 #: a core holds it, and threads may have none. (Measured.)
 SHORTEST, LONGEST = 2, 1 << 18
+#: Rows at most whose ranges wait on the stack.
+ROWS = 512
 
 
 class Dynamic:
@@ -43,8 +45,8 @@ class Dynamic:
             ) -> Any:  # fmt: skip
                 """Items (row); whether the first `look` qparams are `usual`, when all is done."""
                 s, z = item(scale), item(zero_point)
-                some = max(1, min(GRAIN // inner, end - begin))
-                low, high = np.empty(some, x.dtype), np.empty(some, x.dtype)
+                low, high = local(ROWS, item(x)), local(ROWS, item(x))
+                some = max(1, min(GRAIN // inner, ROWS))
                 for first in range(begin, end, some):
                     stop = min(first + some, end)
                     for c in range(first, stop):
