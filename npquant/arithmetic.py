@@ -12,6 +12,7 @@ import numpy as np
 
 from npquant import checks
 from npquant.dtypes import DType
+from npquant.errors import show
 from npquant.meta import ArraySpec
 
 Array = Any
@@ -30,7 +31,7 @@ def kind(value: Array) -> tuple[tuple[int, ...], DType]:
 
 def beside(like: Array, a: Array) -> Array:
     """`a` where `like` lies: an array of NumPy is copied to the GPU beside one that is there."""
-    if isinstance(like, np.ndarray) or not isinstance(a, np.ndarray):
+    if isinstance(like, (np.ndarray, np.generic)) or not isinstance(a, np.ndarray):
         return a
     x = checks.array(like, "like")
     return a if type(x) is ArraySpec else x.library.upload(x, a)
@@ -40,6 +41,7 @@ def on_host(a: Array) -> np.ndarray[Any, Any]:
     """A copy of `a` in NumPy, which for an array on a GPU waits."""
     if isinstance(a, np.ndarray):
         return a.copy()
+    _on_device(a)
     from npquant import cuda
 
     found: np.ndarray[Any, Any] = cuda.to_host(a)
@@ -72,9 +74,9 @@ def copy(a: Array) -> Array:
     """A copy of its own."""
     if isinstance(a, np.ndarray):
         return a.copy()
+    x = _on_device(a)
     from npquant.cuda.walk import copy as copy_strided
 
-    x = checks.array(a, "a")
     y = x.new_alike(x.dtype)
     copy_strided(x, y)
     return y.owner
@@ -114,9 +116,9 @@ def rounded(a: Array, lo: int, hi: int, dtype: Any) -> Array:
     """rint(a), clamped, in an integer dtype."""
     if isinstance(a, np.ndarray):
         return np.clip(np.rint(a).astype(np.float64), lo, hi).astype(dtype)
+    x = _on_device(a)
     from npquant.cuda.arithmetic import rounded
 
-    x = checks.array(a, "a")
     y = x.new(x.shape, np.dtype(dtype))
     rounded(x, lo, hi, y)
     return y.owner
@@ -145,9 +147,16 @@ def reshape(a: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _by_kernel(name: str, *arrays: Array, number: float | None = None) -> Array:
+    x = [_on_device(a) for a in arrays]
     from npquant.cuda import arithmetic
 
-    x = [checks.array(a, "a") for a in arrays]
     y = x[0].new_alike(x[0].dtype)
     getattr(arithmetic, name)(*x, *(() if number is None else (number,)), y)
     return y.owner
+
+
+def _on_device(a: Array) -> Array:
+    """What is no array of NumPy, described for kernels: a `value` may have been set to anything."""
+    if not checks.on_device(a):
+        raise TypeError(f"value must be an array of NumPy or on a GPU, got {show(a)}")
+    return checks.array(a, "value")

@@ -28,6 +28,7 @@ from cases import assert_same
 from npquant import dtypes
 from npquant.autograd import rules
 from npquant.autograd.rules import RULES
+from npquant.optim import Adam
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 FUNCTIONS = [
@@ -485,6 +486,29 @@ def test_parameters_are_no_arrays():
     for wrong in (np.asarray, np.sum, lambda p: np.ones(3) * p, lambda p: np.savez(BytesIO(), w=p)):
         with pytest.raises(TypeError, match="is no array: take its value"):
             wrong(p)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([1.0, 2.0], "[1.0, 2.0] (list)"),
+        (None, "None"),
+        ("abc", "'abc' (str)"),
+        (np.float32(1.5), "1.5"),
+        (float, "the class float"),
+    ],
+)
+def test_a_parameter_shows_a_value_that_is_no_array(value, shown):
+    """So that the message of what refuses it is the one that is raised."""
+    p = ag.Parameter(np.ones(3), "w")
+    p.value = value
+    shown = re.escape(f"Parameter({shown}, 'w')")
+    assert re.fullmatch(shown, repr(p))
+    for refuses in (np.asarray, lambda p: Adam([p]), lambda p: nq.quantize_per_tensor(
+        np.ones(3), p, 0, 0, 255, np.uint8
+    )):  # fmt: skip
+        with pytest.raises(TypeError, match=shown):
+            refuses(p)
 
 
 # --- what is traced -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import npquant.modules as npq
 import oracle
 import oracle_observers
 from cases import FLOATS, assert_same
+from npquant.errors import show
 from npquant.modules import (
     AdaroundFakeQuantizer,
     FakeQuantize,
@@ -187,6 +188,32 @@ def test_an_estimate_that_fails_changes_nothing():
 
 def _adaround(module):
     return isinstance(module, AdaroundFakeQuantizer)
+
+
+@pytest.mark.parametrize("value", [[0.5], None, "0.5", np.float32(0.5), nq.ArraySpec((1,), F32)])
+def test_a_value_that_is_no_array(value):
+    """It may have been set to anything; what then needs an array says what it was."""
+    module = LearnableFakeQuantize(MinMaxObserver).enable_param_learning()
+    module.scale.value = value
+    uses = [module.calculate_qparams, module.state_dict, lambda: module(np.ones(3, F32))]
+    rounding = AdaroundFakeQuantizer()
+    rounding.V.value = value
+    for use in (*uses, rounding.state_dict, lambda: repr(rounding)):
+        with pytest.raises(TypeError, match=f"value must be an array .*{re.escape(show(value))}"):
+            use()
+
+
+def test_a_number_passes_as_an_array_without_axes():
+    for kind in (FakeQuantize, FusedMovingAvgObsFakeQuantize, AdaroundFakeQuantizer):
+        assert_same(np.asarray(kind()(F32(1.5))), np.asarray(kind()(np.array(1.5, F32))))
+
+
+def test_state_is_loaded_where_the_scale_has_no_axis():
+    module, saved = (LearnableFakeQuantize(MinMaxObserver) for _ in range(2))
+    module.scale.value = np.array(0.5, F32)
+    saved.scale.value = np.array([0.25], F32)
+    module.load_state_dict(saved.state_dict())
+    assert_same(module.scale.value, saved.scale.value)
 
 
 def test_nothing_and_specs():

@@ -74,7 +74,9 @@ class Parameter:
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f", {self.name!r}"
-        return f"Parameter({self.value.dtype} of shape {self.value.shape}{name})"
+        value = self.value  # which may be anything by now; a message that shows it is raised
+        held = f"{value.dtype} of shape {value.shape}" if is_array(value) else show(value)
+        return f"Parameter({held}{name})"
 
 
 class Tape:

@@ -447,7 +447,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         super()._check_state(prefix, state)
         # Optimizers move scales and zero points freely.
-        self._check_shapes(prefix, state, kind(self.scale.value)[0][0])
+        self._check_shapes(prefix, state, math.prod(kind(self.scale.value)[0]))
         check_eps(prefix, state)
 
     def extra_repr(self) -> str:
