@@ -31,12 +31,7 @@ class _Optimizer:
     _squares: tuple[str, ...] = ()
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        try:
-            self.parameters = list(parameters)
-        except TypeError:
-            raise TypeError(
-                f"parameters must be a sequence of parameters, got {show(parameters)}"
-            ) from None
+        self.parameters = _listed(parameters, "parameters", "arrays and Parameters")
         if not self.parameters:
             raise ValueError("parameters must not be empty")
         values = [self._value(i) for i in range(len(self.parameters))]
@@ -69,10 +64,7 @@ class _Optimizer:
             has another shape or dtype than at its last step, or a gradient overlaps its parameter
             and is not the same array. Nothing has been updated then.
         """
-        try:
-            given = list(gradients)
-        except TypeError:
-            raise TypeError(f"gradients must be a sequence, got {show(gradients)}") from None
+        given = _listed(gradients, "gradients", "arrays, one for each parameter")
         if len(given) != len(self.parameters):
             raise ValueError(
                 f"gradients must be {len(self.parameters)}, one for each parameter, "
@@ -243,6 +235,7 @@ class SGD(_Optimizer):
     ----------
     parameters : iterable
         What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
+        For a single one a list of it: an array is not taken for its rows.
     lr : float
         Learning rate, at least 0.
     momentum : float, default 0
@@ -325,6 +318,7 @@ class Adam(_Optimizer):
     ----------
     parameters : iterable
         What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
+        For a single one a list of it: an array is not taken for its rows.
     lr : float, default 1e-3
         Learning rate, at least 0.
     betas : tuple of two floats, default (0.9, 0.999)
@@ -402,6 +396,16 @@ class Adam(_Optimizer):
         backend.of(value).adam(
             gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)
         )
+
+
+def _listed(values: Any, name: str, of: str) -> list[Any]:
+    """What is given one after another; an array is one, not its rows, and a set has no order."""
+    if not (is_array(values) or isinstance(values, (str, bytes, set, frozenset))):
+        try:
+            return list(values)
+        except TypeError:  # it cannot be gone through
+            pass
+    raise TypeError(f"{name} must be a list of {of}, got {show(values)}")
 
 
 def _betas(betas: Any) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cases import assert_same
+from npquant.autograd import Parameter
 from npquant.cpu import target
 from npquant.optim import SGD, Adam
 from oracle import fma
@@ -287,6 +288,11 @@ def read_only():
         (None, TypeError),
         (3, TypeError),
         ([], ValueError),
+        (np.ones((3, 2), F32), TypeError),
+        (np.ones((0, 2), F32), TypeError),
+        (Parameter(np.ones((3, 2), F32)), TypeError),
+        ({Parameter(np.ones(2, F32)), Parameter(np.ones(3, F32))}, TypeError),
+        ("w", TypeError),
         ([1.0], TypeError),
         ([[1.0]], TypeError),
         ([SimpleNamespace(value=[1.0])], TypeError),
@@ -302,8 +308,22 @@ def read_only():
     ],
 )
 def test_wrong_parameters(parameters, error):
-    with pytest.raises(error, match="parameters"):
-        Adam(parameters)
+    for make in (Adam, lambda parameters: SGD(parameters, 0.1)):
+        with pytest.raises(error, match="parameters"):
+            make(parameters)
+
+
+def test_an_array_is_no_list_of_its_rows():
+    """Neither as parameters nor as gradients, though its rows are arrays that could be trained."""
+    w = np.ones((3, 2), F32)
+    shown = r"got an array of shape \(3, 2\) and dtype float32$"
+    with pytest.raises(TypeError, match=f"parameters must be a list of arrays .*{shown}"):
+        Adam(w)
+    optimizer = Adam(list(w))
+    with pytest.raises(TypeError, match=f"gradients must be a list of arrays.*{shown}"):
+        optimizer.step(w.copy())
+    optimizer.step(list(w.copy()))
+    assert (w < 1).all()
 
 
 @pytest.mark.parametrize(
@@ -397,7 +417,10 @@ def test_a_state_of_adam_that_cannot_be():
 
 def test_wrong_gradients():
     optimizer = SGD([np.ones(3, F32)], lr=1)
-    for wrong, error in ((None, TypeError), ([], ValueError), ([None, None], ValueError)):
+    for wrong, error in (
+        (None, TypeError), ([], ValueError), ([None, None], ValueError),
+        (np.ones((1, 3), F32), TypeError), ("g", TypeError), ({None}, TypeError),
+    ):  # fmt: skip
         with pytest.raises(error, match="gradients"):
             optimizer.step(wrong)
 

@@ -963,6 +963,11 @@ FAULTS = (
           "step = -(self.lr / (1 - beta1 ** state[\"step\"]))",
           "step = -self.lr",
           "Adam without the correction of its mean", OPTIM),
+    Fault("optim.py",
+          "if not (is_array(values) or isinstance(",
+          "if not (isinstance(",
+          "a matrix that is trained as its rows",
+          tests("optim", "an_array_is_no_list_of_its_rows")),
     # --- saved state ------------------------------------------------------------------------------
     Fault("state.py",
           "raise ValueError(str(error)) from error",
