@@ -127,9 +127,10 @@ class AdaroundFakeQuantizer(FakeQuantize):
         channels = qscheme in PER_CHANNEL
         if channels:
             observer_kwargs["ch_axis"] = axis
-        default = PerChannel if channels else MinMaxObserver
+        if observer is None:
+            observer = PerChannel if channels else MinMaxObserver
         super().__init__(
-            observer or default, quant_min, quant_max, dtype=dtype, qscheme=qscheme,
+            observer, quant_min, quant_max, dtype=dtype, qscheme=qscheme,
             **observer_kwargs,
         )  # fmt: skip
         self.group_size = None if group_size is None else checks.shaping(group_size, "group_size")
