@@ -193,7 +193,8 @@ def optimize_rounding(
     beta_range : tuple of two floats, default (20, 2)
         As in `AdaroundLoss`.
     stop_undecided : float, default 0.0
-        Share of undecided weights at which a layer is done, once the regularizer is at work.
+        Share of undecided weights, within 0..1, at which a layer is done once the regularizer is at
+        work; with 1 it is done then.
     keep : str, default "best"
         "best" to keep nearest where the learned rounding is worse on held-out rows, or "adaround".
     rng : numpy.random.Generator, int or None
@@ -257,7 +258,7 @@ def optimize_rounding(
         loss=AdaroundLoss(
             checks.within(steps, "steps", 1, MOST_STEPS), warm_start, beta_range, reg_param
         ),
-        stop_undecided=checks.at_least(stop_undecided, "stop_undecided", 0.0, np.ndarray),
+        stop_undecided=_share(stop_undecided, "stop_undecided"),
         keep=checks.option(keep, "keep", KEEP),
         rng=_generator(rng),
         bar=_bars(checks.switch(progress, "progress")),
@@ -596,6 +597,14 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
         got = "a fifth, which is the default" if held_out is None else show(held_out)
         raise ValueError(f"held_out must leave rows to learn from, of {rows}, got {got}")
     return learned, judging
+
+
+def _share(value: Any, name: str) -> float:
+    """A part of all."""
+    share: float = checks.finite(value, name, np.ndarray)
+    if not 0 <= share <= 1:
+        raise ValueError(f"{name} must lie within 0..1, got {share}")
+    return share
 
 
 def _generator(rng: Any) -> np.random.Generator:
