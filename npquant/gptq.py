@@ -46,8 +46,8 @@ def gptq(
     weight : ndarray of shape (rows, columns)
         Weight of ``inputs @ weight.T``; float32 or float64, finite in float32.
     gram : ndarray of shape (columns, columns)
-        Gram matrix of the inputs, symmetric; its size makes no difference. Float32 or float64,
-        finite.
+        Gram matrix of the inputs, symmetric, with no negative number on its diagonal; its size
+        makes no difference. Float32 or float64, finite.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32. A number
         with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
@@ -82,7 +82,8 @@ def gptq(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If shapes do not fit, a number is not finite or out of its range, `gram` is not symmetric
-        (to a relative 1e-3), or it is not positive definite after damping.
+        (to a relative 1e-3), has a negative number on its diagonal, or is not positive definite
+        after damping.
 
     See Also
     --------
@@ -130,6 +131,8 @@ def gptq(
     for name, a in (("weight", w), ("gram", h)):
         if not np.isfinite(a).all():
             raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
+    if (least := np.diag(h).min(initial=0)) < 0:
+        raise ValueError(f"gram must have sums of squares on its diagonal, got {least}")
     if (peak := np.abs(w).max(initial=0)) > np.finfo(np.float32).max:
         raise ValueError(f"weight must be finite in float32, as its scales are, got {peak}")
     if w.size == 0:

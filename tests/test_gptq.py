@@ -167,6 +167,17 @@ def test_symmetric_to_a_relative_1e_3(off, accepted):
 WEIGHT, GRAM = problem(4, 8)
 
 
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_negative_square_is_refused(rows):
+    """Though damping would make up for it; -0.0 is a 0."""
+    for square, accepted in ((-1e-6, False), (-0.0, True)):
+        gram = np.diag(np.full(8, 1.0))
+        gram[5, 5] = square
+        words = "gram must have sums of squares on its diagonal, got -1e-06"
+        with nullcontext() if accepted else pytest.raises(ValueError, match=words):
+            gptq(WEIGHT[:rows], gram, 0.5, 0, *BITS, axis=None)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
@@ -182,6 +193,7 @@ WEIGHT, GRAM = problem(4, 8)
         ("gram", GRAM + np.triu(np.full((8, 8), 9.0)), ValueError),
         ("gram", -GRAM, ValueError),
         ("gram", np.ones((8, 8)) - 2 * np.eye(8), ValueError),
+        ("gram", np.ones((8, 8)) - 0.5 * np.eye(8), ValueError),
         ("scale", np.ones(8, F32), ValueError),
         ("scale", np.array([1, 1, 1, -1], F32), ValueError),
         ("zero_point", np.array([0, 0, 0, 9]), ValueError),

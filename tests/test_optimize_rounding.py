@@ -681,6 +681,21 @@ ERRORS = {
         {"inputs": Gram(GRAM, GRAM)}, ValueError, "inputs must have both cross and floats"),
     "a Gram that is not symmetric": (
         {"inputs": Gram(np.triu(GRAM))}, ValueError, "inputs.inputs must be symmetric"),
+    "a Gram with a negative square": (
+        {"inputs": Gram(np.diag(np.array([1, 2, -0.5, 3], F32)))}, ValueError,
+        "inputs.inputs must have sums of squares on its diagonal, got -0.5"),
+    "a Gram of floats with a negative square": (
+        {"inputs": Gram(GRAM, GRAM, np.diag(np.array([1, 2, 3, -0.5])))}, ValueError,
+        "inputs.floats must have sums of squares on its diagonal, got -0.5"),
+    "a Gram that judges with a negative square": (
+        {"inputs": Gram(GRAM), "held_out": Gram(-GRAM)}, ValueError,
+        "held_out.inputs must have sums of squares on its diagonal"),
+    "a Gram that judges with NaN": (
+        {"inputs": Gram(GRAM), "held_out": Gram(GRAM * np.float32(np.nan))}, ValueError,
+        "held_out.inputs must be finite"),
+    "a Gram with an infinite cross": (
+        {"inputs": Gram(GRAM, GRAM * np.float32(np.inf), GRAM)}, ValueError,
+        "inputs.cross must be finite"),
     "a Gram with NaN": (
         {"inputs": Gram(GRAM * np.float32(np.nan))}, ValueError, "inputs.inputs must be finite"),
     "gram a word": ({"gram": "yes"}, TypeError, "gram must be a bool or a number, got 'yes'"),

@@ -198,7 +198,8 @@ class Gram:
     Parameters
     ----------
     inputs : ndarray of shape (columns, columns)
-        ``X.T @ X``; float32 or float64, symmetric to a relative 1e-3.
+        ``X.T @ X``; float32 or float64, symmetric to a relative 1e-3, with no negative number on
+        its diagonal.
     cross : ndarray of shape (columns, columns), optional
         ``X.T @ F``. By default X and F are the same.
     floats : ndarray of shape (columns, columns), optional
@@ -340,4 +341,6 @@ def _symmetric(value: Any, name: str, columns: int) -> Array:
     x = _matrix(value, name, columns)
     if np.abs(x - x.T).max() > 1e-3 * np.abs(x).max():
         raise ValueError(f"{name} must be symmetric, got a matrix that is not")
+    if (least := np.diag(x).min()) < 0:
+        raise ValueError(f"{name} must have sums of squares on its diagonal, got {least}")
     return x
