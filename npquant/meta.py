@@ -7,10 +7,17 @@ nothing. So what is inferred is what the real call returns, and wrong arguments 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from npquant.dtypes import canonical
+from npquant.errors import show
+
+_SEQUENCES = Sequence, np.ndarray
+_BYTES = str, bytes, bytearray, memoryview
 
 
 class ArraySpec:
@@ -73,9 +80,11 @@ class ArraySpec:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         try:
+            if not isinstance(shape, _SEQUENCES) or isinstance(shape, _BYTES):
+                raise TypeError  # of numbers too, but not of lengths in an order
             self.shape = tuple(operator.index(n) for n in shape)
         except TypeError:
-            raise TypeError(f"shape must be a tuple of integers, got {shape!r}") from None
+            raise TypeError(f"shape must be a tuple of integers, got {show(shape)}") from None
         if any(n < 0 for n in self.shape):
             raise ValueError(f"shape must not have negative lengths, got {self.shape}")
         self.dtype = canonical(dtype, "dtype")

@@ -177,6 +177,8 @@ def test_spec():
     assert x != (2, 3)
     assert repr(x) == "ArraySpec((2, 3), float16)"
     assert "Parameters" in inspect.getdoc(nq.ArraySpec)
+    for shape in (range(2, 4), np.array([2, 3])):  # sequences as well
+        assert nq.ArraySpec(shape, "float16") == x
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,17 @@ def test_spec():
         (None, "f4", TypeError),
         ((2.5,), "f4", TypeError),
         (("2",), "f4", TypeError),
+        ("", "f4", TypeError),
+        (b"ab", "f4", TypeError),
+        (bytearray(b""), "f4", TypeError),
+        (memoryview(b"ab"), "f4", TypeError),
+        ({2: 3}, "f4", TypeError),
+        ({}, "f4", TypeError),
+        ({2, 3}, "f4", TypeError),
+        (frozenset(), "f4", TypeError),
+        ({2: 3}.keys(), "f4", TypeError),
+        (iter([2, 3]), "f4", TypeError),
+        (np.array(3), "f4", TypeError),
         ((-1,), "f4", ValueError),
         ((2,), None, TypeError),
         ((2,), "float7", TypeError),

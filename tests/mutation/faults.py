@@ -968,6 +968,11 @@ FAULTS = (
           "if not (isinstance(",
           "a matrix that is trained as its rows",
           tests("optim", "an_array_is_no_list_of_its_rows")),
+    Fault("meta.py",
+          " or isinstance(shape, _BYTES)",
+          "",
+          "bytes that are lengths",
+          tests("meta", "wrong_specs")),
     # --- saved state ------------------------------------------------------------------------------
     Fault("state.py",
           "raise ValueError(str(error)) from error",
