@@ -409,7 +409,8 @@ def _listed(values: Any, name: str, of: str) -> list[Any]:
 
 
 def _betas(betas: Any) -> tuple[float, float]:
-    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+    pair = isinstance(betas, Sequence) and not isinstance(betas, (str, bytes, bytearray))
+    if not pair or len(betas) != 2:
         raise TypeError(f"betas must be two numbers, got {show(betas)}")
     first, second = (checks.at_least(b, f"betas[{i}]", 0.0) for i, b in enumerate(betas))
     for i, b in enumerate((first, second)):

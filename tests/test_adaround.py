@@ -487,6 +487,8 @@ def test_reconstruction_of_two_bytes_is_rounded_once(n, output, target, gradient
         ({"warm_start": 1.0}, ValueError),
         ({"warm_start": -0.1}, ValueError),
         ({"beta_range": 20}, TypeError),
+        ({"beta_range": "ab"}, TypeError),
+        ({"beta_range": b"ab"}, TypeError),
         ({"beta_range": (20, 0.5)}, ValueError),
         ({"reg_param": -1}, ValueError),
         ({"reg_param": "1"}, TypeError),

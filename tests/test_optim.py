@@ -357,8 +357,8 @@ def test_a_rate_of_a_schedule_in_float32():
 
 @pytest.mark.parametrize(
     ("betas", "error"),
-    [(0.9, TypeError), ((0.9,), TypeError), ("ab", TypeError), ((0.9, 1), ValueError),
-     ((1, 0.9), ValueError),
+    [(0.9, TypeError), ((0.9,), TypeError), ("ab", TypeError), (b"\0\0", TypeError),
+     ((0.9, 1), ValueError), ((1, 0.9), ValueError),
      ((-0.1, 0.9), ValueError), ((0.9, None), TypeError)],
 )  # fmt: skip
 def test_wrong_betas(betas, error):

@@ -84,7 +84,8 @@ class AdaroundLoss:
         self.warm_start = checks.at_least(warm_start, "warm_start", 0.0, np.ndarray)
         if self.warm_start >= 1:
             raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
-        if not isinstance(beta_range, Sequence) or len(beta_range) != 2:
+        text = isinstance(beta_range, (str, bytes, bytearray))
+        if text or not isinstance(beta_range, Sequence) or len(beta_range) != 2:
             raise TypeError(f"beta_range must be two numbers, got {show(beta_range)}")
         self.beta_range = tuple(
             at_least_in_float32(b, f"beta_range[{i}]", 1.0) for i, b in enumerate(beta_range)
