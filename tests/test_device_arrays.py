@@ -1,6 +1,11 @@
 """Arrays on a GPU without what they need: an error that says so, and only when one is met."""
 
+import os
+import re
+import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +21,43 @@ class OnGPU:
     }  # fmt: skip
 
 
-def test_numba_cuda_is_missing(monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("npquant.cuda")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(nq, "cuda", raising=False)
-    monkeypatch.setitem(sys.modules, "npquant.cuda.target", None)
-    with pytest.raises(ImportError, match=r"input is an array on a GPU.*numba-cuda.*cuda13"):
-        nq.quantize_per_tensor(OnGPU(), 0.1, 0, -128, 127, np.int8)
+WITHOUT_NUMBA_CUDA = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "NumbaCudaFinder"]
+sys.modules.update(dict.fromkeys(("numba_cuda", {}), None))
+sys.path.insert(0, {!r})
+import numpy as np
+import npquant as nq
+from test_device_arrays import OnGPU
+try:
+    {}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("missing", ["cuda", "numba.cuda"])
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        ("import npquant.cuda", ""),
+        (
+            "nq.quantize_per_tensor(OnGPU(), 0.1, 0, -128, 127, np.int8)",
+            "input is an array on a GPU: ",
+        ),
+    ],
+)
+def test_numba_cuda_is_missing(missing, use, words):
+    """As where the extras are not installed, with Numba's own numba.cuda or without any."""
+    code = WITHOUT_NUMBA_CUDA.format(repr(missing), str(Path(__file__).parent), use)
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    got = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert got.stdout.startswith(words + "npquant.cuda needs numba-cuda: pip install 'npquant[cuda")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r"npquant\[(\w+)\]", got.stdout)
+    assert extras == ["cuda13", "cuda12"]
+    assert set(extras) <= project["optional-dependencies"].keys()
 
 
 def test_an_array_of_the_host_is_none():

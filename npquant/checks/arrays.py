@@ -56,10 +56,7 @@ def device_array(value: Any, name: str) -> Array | None:
     try:
         from npquant.cuda.arrays import device
     except ImportError as error:
-        raise ImportError(
-            f"{name} is an array on a GPU, for which numba-cuda is needed: "
-            f"pip install 'npquant[cuda13]', or npquant[cuda12] ({error})"
-        ) from None
+        raise type(error)(f"{name} is an array on a GPU: {error}", name=error.name) from None
     return device(value)
 
 

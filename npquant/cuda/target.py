@@ -43,18 +43,24 @@ def _numpy_of_old() -> Iterator[None]:
 #: Whether kernels run as plain Python, a thread at a time (NUMBA_ENABLE_CUDASIM=1).
 SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 
-with _numpy_of_old():
-    from numba import cuda
+try:
+    with _numpy_of_old():
+        from numba import cuda
 
-    if SIMULATED:
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: F401 (for arrays.py)
-    else:
-        import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
-        from cuda.bindings import driver
-        from cuda.core import LaunchConfig, Stream, launch
-        from numba.cuda import dispatcher, libdevice
-        from numba.cuda.compiler import compile_cuda, kernel_fixup
-        from numba.cuda.extending import intrinsic, overload, register_model
+        if SIMULATED:
+            from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: F401 (for arrays.py)
+        else:
+            import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
+            from cuda.bindings import driver
+            from cuda.core import LaunchConfig, Stream, launch
+            from numba.cuda import dispatcher, libdevice
+            from numba.cuda.compiler import compile_cuda, kernel_fixup
+            from numba.cuda.extending import intrinsic, overload, register_model
+except ModuleNotFoundError as error:  # Numba's own numba.cuda, an older one, lacks some of it
+    raise ModuleNotFoundError(
+        "npquant.cuda needs numba-cuda: pip install 'npquant[cuda13]', or npquant[cuda12], by the "
+        f"driver ({error})", name=error.name,
+    ) from None  # fmt: skip
 
 #: fma=0: a product and a sum that the contract rounds twice are not fused. Divisions and square
 #: roots are rounded correctly and subnormal numbers are kept, as ever without fastmath.

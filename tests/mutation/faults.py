@@ -973,6 +973,11 @@ FAULTS = (
           "",
           "bytes that are lengths",
           tests("meta", "wrong_specs")),
+    Fault("cuda/target.py",
+          "except ModuleNotFoundError as error:  # Numba's",
+          "except ZeroDivisionError as error:  # Numba's",
+          "numba-cuda that is missing, and nobody says what to install",
+          tests("device_arrays", "numba_cuda_is_missing")),
     # --- saved state ------------------------------------------------------------------------------
     Fault("state.py",
           "raise ValueError(str(error)) from error",
