@@ -120,13 +120,13 @@ def gptq(
     h = checks.host_array(gram, "gram", SINGLE_AND_DOUBLE).astype(np.float64)
     if h.shape != (columns, columns):
         raise ValueError(f"gram must have the shape {(columns, columns)}, got {h.shape}")
-    lo, hi = checks.bounds(quant_min, quant_max, np.ndarray)
+    lo, hi = checks.bounds(quant_min, quant_max)
     checks.adaround_precision(lo, hi, float32)
     scales, zeros = _of_columns(w, scale, zero_point, lo, hi, axis, group_size)
     width = checks.shaping(block, "block")
     if width < 1:
         raise ValueError(f"block must be at least 1, got {show(width)}")
-    damp = checks.at_least(damping, "damping", 0.0, np.ndarray)
+    damp = checks.at_least(damping, "damping", 0.0)
     by_activation = checks.option(order, "order", ORDERS) == "activation"
     for name, a in (("weight", w), ("gram", h)):
         if not np.isfinite(a).all():
@@ -191,10 +191,7 @@ def _of_columns(
         pair = _qparams(w, scale, zero_point, shapes, lo, hi)
         return tuple(np.repeat(p.reshape(shapes[0]), granularity.inner, axis=1) for p in pair)  # type: ignore[return-value]
     if axis is None:
-        s, z = (
-            checks.scale_float32(scale, kind=np.ndarray),
-            checks.zero_point_inside(zero_point, lo, hi, kind=np.ndarray),
-        )
+        s, z = checks.scale_float32(scale), checks.zero_point_inside(zero_point, lo, hi)
         one = np.float64(np.float32(s)), np.float64(z)
         return tuple(np.broadcast_to(p, w.shape) for p in one)  # type: ignore[return-value]
     a = checks.axis_of(axis, w, data="weight")

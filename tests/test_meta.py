@@ -9,6 +9,17 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, PARAMETERS, WITH_OUT, arguments, axes, axis_name
 from cases import BOUNDS, FLOATS
+from npquant.adaround import AdaroundLoss
+from npquant.autograd import flatten
+from npquant.gptq import gptq
+from npquant.modules import (
+    FakeQuantize,
+    LearnableFakeQuantize,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    PercentileObserver,
+)
+from npquant.optim import SGD, Adam
 from test_errors import ARGUMENTS, valid, wrongs
 
 SHAPES = ((), (1,), (8,), (0,), (0, 3), (3, 0), (2, 0, 4), (1, 1, 1), (6, 8), (2, 3, 4))
@@ -207,3 +218,31 @@ def test_spec():
 def test_wrong_specs(shape, dtype, error):
     with pytest.raises(error, match="shape" if dtype == "f4" else "dtype"):
         nq.ArraySpec(shape, dtype)
+
+
+ONE = nq.ArraySpec((1,), np.float32)
+WEIGHT, EYE = np.ones((2, 4), np.float32), np.eye(4)
+#: Numbers of what takes arrays alone, each by its name.
+OF_NO_OP = {
+    "lr": lambda: SGD([WEIGHT], ONE),
+    "momentum": lambda: SGD([WEIGHT], 0.1, ONE),
+    "eps": lambda: MinMaxObserver(eps=ONE),
+    r"betas\[1\]": lambda: Adam([WEIGHT], betas=(0.9, ONE)),
+    "quant_min": lambda: MinMaxObserver(quant_min=ONE, quant_max=7),
+    "quant_max": lambda: gptq(WEIGHT, EYE, 1.0, 0, -8, ONE, axis=None),
+    "reduce_range": lambda: MinMaxObserver(reduce_range=ONE),
+    "averaging_constant": lambda: MovingAverageMinMaxObserver(ONE),
+    "percentile": lambda: PercentileObserver(ONE),
+    "scale": lambda: gptq(WEIGHT, EYE, ONE, 0, -8, 7, axis=None),
+    "zero_point": lambda: LearnableFakeQuantize(MinMaxObserver, zero_point=ONE),
+    "enabled": lambda: FakeQuantize().enable_fake_quant(ONE),
+    "damping": lambda: gptq(WEIGHT, EYE, 1.0, 0, -8, 7, axis=None, damping=ONE),
+    "start_dim": lambda: flatten(WEIGHT, ONE),
+    "warm_start": lambda: AdaroundLoss(10, ONE),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_OP)
+def test_a_spec_is_no_number_without_data_that_are_specs(name):
+    with pytest.raises(TypeError, match=rf"^{name} must not be an ArraySpec, got"):
+        OF_NO_OP[name]()

@@ -81,7 +81,7 @@ class AdaroundLoss:
         reg_param: float = 0.001,
     ) -> None:
         self.max_iter = checks.within(max_iter, "max_iter", 1, MOST_STEPS)
-        self.warm_start = checks.at_least(warm_start, "warm_start", 0.0, np.ndarray)
+        self.warm_start = checks.at_least(warm_start, "warm_start", 0.0)
         if self.warm_start >= 1:
             raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
         text = isinstance(beta_range, (str, bytes, bytearray))
@@ -234,7 +234,7 @@ class AdaroundLoss:
 
 def at_least_in_float32(value: Any, name: str, least: float) -> float:
     """A number that is not less than another, and finite in float32, in which it is used."""
-    return checks.finite_float32(checks.at_least(value, name, least, np.ndarray), name)
+    return checks.finite_float32(checks.at_least(value, name, least), name)
 
 
 def _decider(V: Any) -> Any:

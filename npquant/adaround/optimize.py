@@ -601,7 +601,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
 
 def _share(value: Any, name: str) -> float:
     """A part of all."""
-    share: float = checks.finite(value, name, np.ndarray)
+    share: float = checks.finite(value, name)
     if not 0 <= share <= 1:
         raise ValueError(f"{name} must lie within 0..1, got {share}")
     return share

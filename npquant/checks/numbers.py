@@ -39,10 +39,14 @@ def integer(value: Any, name: str, kind: type | None = None) -> int:
 
 
 def one(value: Array, name: str, kind: type | None = None) -> float | int:
-    """The one element of an array, as a Python number; of a spec, a number that passes."""
+    """The one element of an array, as a Python number; of a spec, a number that passes.
+
+    A spec is one of these only in an op whose data, which are of `kind`, are specs too.
+    """
     value = array(value, name)
-    if type(value) is ArraySpec and kind not in (None, ArraySpec):
-        raise TypeError(f"{name} must not be an ArraySpec where input is an array, got {value}")
+    if type(value) is ArraySpec and kind is not ArraySpec:
+        beside = "" if kind is None else " where input is an array"
+        raise TypeError(f"{name} must not be an ArraySpec{beside}, got {value}")
     if value.size != 1:
         raise ValueError(f"{name} must have one element, got {show(value)}")
     value = native(value, name, REALS)
