@@ -205,6 +205,63 @@ def test_out_over_other_arguments(name):
                 refused_or_right(name, kwargs, key, value, out)
 
 
+def in_memory(given, kind, step, out):
+    """The same values as another dtype, some elements apart, and an `out` over the first."""
+    size = max(out.nbytes, kind.itemsize * (1 + step * given.size))
+    memory = np.zeros(-(-size // 8), np.uint64).view(np.uint8)
+    value = memory[: kind.itemsize * step * given.size].view(kind)[::step].reshape(given.shape)
+    value[...] = given
+    return value, memory[: out.nbytes].view(out.dtype).reshape(out.shape)
+
+
+OTHERS = {
+    (name, key)
+    for name in WITH_OUT
+    for key, value in arguments(name, SHAPES[0]).items()
+    if isinstance(value, np.ndarray)
+    and key not in ("mask", next(k for k in DATA if k in PARAMETERS[name]))
+}
+
+
+@pytest.mark.parametrize(("name", "key"), sorted(OTHERS))
+def test_out_over_what_is_converted(name, key):
+    """Qparams and data that a kernel reads as a copy: what was given would be written over."""
+    kwargs = arguments(name, SHAPES[0])
+    (expected,) = results(name, kwargs)
+    given = kwargs[key]
+    wide = np.dtype(np.float64 if given.dtype.kind == "f" else np.int64)
+    kinds = [given.dtype.newbyteorder(), given.dtype]
+    for kind in kinds if key in DATA else (*kinds, wide, wide.newbyteorder()):
+        for step in (1, 2):
+            value, out = in_memory(given, kind, step, expected)
+            assert refused_or_right(name, kwargs, key, value, out) == "refused", (kind, step)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_data_in_the_other_order_of_bytes(name):
+    """In place of all of them is right; over a part is refused, though they are copied."""
+    kwargs, key = in_place(name)
+    (expected,) = results(name, kwargs)
+    x, out = in_memory(kwargs[key], kwargs[key].dtype.newbyteorder(), 1, expected)
+    assert refused_or_right(name, kwargs, key, x, out) == "right"
+    memory = np.zeros(x.size + 1, x.dtype)
+    y = memory[1:].reshape(x.shape)
+    y[...] = kwargs[key]
+    over = memory[:-1].view(expected.dtype).reshape(x.shape)
+    assert refused_or_right(name, kwargs, key, y, over) == "refused"
+
+
+def test_out_over_what_numpy_makes_an_array_of():
+    """A view of memory is no array, but has the memory of one."""
+    x, z = arguments("quantize_per_channel", SHAPES[0])["input"], np.zeros(4, np.int32)
+    memory = np.ones(x.size, np.float32)
+    for dtype in (np.int8, np.int32):
+        out = memory.view(np.int8)[: x.size * np.dtype(dtype).itemsize].view(dtype).reshape(x.shape)
+        with pytest.raises(ValueError, match="out must be apart from scales"):
+            nq.quantize_per_channel(x, memory[:4].data, z, 0, -128, 127, dtype, out=out)
+    assert (memory == 1).all()
+
+
 def test_every_op_of_one_array_takes_out():
     """The exceptions return several arrays, or one and a changed state, or a number."""
     for name in PARAMETERS:

@@ -169,7 +169,7 @@ class AdaroundLoss:
         ValueError
             If `step` is not within 0..max_iter - 1, or `out` does not fit.
         """
-        beta, v = self.beta(step), _decider(V)
+        beta, v = self.beta(step), _decider(V, out)
         gradient: Array
         if beta is not None:
             gradient = adaround_regularizer_backward(v, beta, self.reg_param, out=out)
@@ -237,8 +237,8 @@ def at_least_in_float32(value: Any, name: str, least: float) -> float:
     return checks.finite_float32(checks.at_least(value, name, least), name)
 
 
-def _decider(V: Any) -> Any:
-    v: Any = alone(V)
+def _decider(V: Any, out: Any = None) -> Any:
+    v: Any = alone(V, out)
     if type(v) is ArraySpec:
         raise TypeError(f"V must be an array with values, got {v}")
     return v

@@ -83,43 +83,50 @@ def _has_device_memory(value: Any) -> bool:
     return kind is not None and not isinstance(value, np.generic) and kind()[0] in _CUDA
 
 
-def floats(value: Any, name: str = "input") -> Array:
+def floats(value: Any, name: str = "input", out: Any = None) -> Array:
     """An array of one of the four floating dtypes."""
     x = value if type(value) is np.ndarray else array(value, name)
-    return x if x.dtype in FLOATS else native(x, name, FLOATS)
+    return x if x.dtype in FLOATS else native(x, name, FLOATS, out)
 
 
-def real(value: Any, name: str = "input") -> Array:
+def real(value: Any, name: str = "input", out: Any = None) -> Array:
     """An array of floats or of integers."""
     x = value if type(value) is np.ndarray else array(value, name)
-    return x if x.dtype in REALS else native(x, name, REALS)
+    return x if x.dtype in REALS else native(x, name, REALS, out)
 
 
-def codes(value: Any, dtype: Any, name: str = "input") -> Array:
+def codes(value: Any, dtype: Any, name: str = "input", out: Any = None) -> Array:
     """An array of codes of the dtype that the call names."""
     x, found = value if type(value) is np.ndarray else array(value, name), dtypes.target(dtype)
-    return x if x.dtype == found else native(x, name, (found,))
+    return x if x.dtype == found else native(x, name, (found,), out)
 
 
-def native(x: Array, name: str, allowed: Collection[DType]) -> Array:
-    """An array of one of the `allowed` dtypes, copied if its bytes are in another order."""
+def native(x: Array, name: str, allowed: Collection[DType], out: Any = None) -> Array:
+    """An array of one of the `allowed` dtypes, copied if its bytes are in another order.
+
+    Of a copy nobody sees what `out` lies over, so that is looked at here.
+    """
     if x.dtype in allowed:
         return x
     found = dtypes.native_order(x.dtype)
     if found in allowed and type(x) is np.ndarray:
+        if isinstance(out, np.ndarray):
+            itself_or_apart(x, name, np.asarray(out), "out")
         return x.astype(found)
     several = "a dtype among" if len(allowed) > 1 else "the dtype"
     raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}")
 
 
 def same(
-    value: Any, name: str, x: Array, dtype: DType | None = None, *, data: str = "input"
-) -> Array:
+    value: Any, name: str, x: Array, dtype: DType | None = None, *, data: str = "input",
+    out: Any = None,
+) -> Array:  # fmt: skip
     """An array of the shape of `x`, the argument `data`, and of `dtype` or else of that of `x`."""
     wanted = dtype or x.dtype
     other = value if type(value) is np.ndarray else array(value, name)
     if other.dtype != wanted:
-        other = native(other, name, (wanted,))
+        given, other = other, native(other, name, (wanted,))
+        _apart(given, name, out)
     if other.shape != x.shape:
         raise ValueError(f"{name} must have the shape {x.shape}, got {other.shape}")
     together(x, other, name, data)
@@ -146,7 +153,8 @@ def output(
 ) -> Array:
     """Where to write: `out` if it fits, else a new array that lies in memory as `x` does.
 
-    `out` may be the input itself, and must not overlap the `others`, which have `names`.
+    `out` may be the input itself, and must not overlap the `others`, which have `names` and are
+    as they were given: what they were converted to lies elsewhere.
     """
     if out is None and type(x) is np.ndarray:
         if x.flags.c_contiguous:
@@ -170,9 +178,9 @@ def output(
         writeable(y, "out")
     itself_or_apart(x, "input", y, "out")
     if type(y) is np.ndarray:
-        for i, other in enumerate(others):
-            if isinstance(other, np.ndarray) and _share_memory(other, y):
-                raise ValueError(f"out must be apart from {names[i]}, got an overlapping array")
+        for name, other in zip(names, others, strict=True):
+            # What NumPy makes an array of may have memory, too.
+            _apart(other if type(other) in _HOST else np.asarray(other), name, y)
     elif type(y) is not ArraySpec:
         for name, other in zip(names, others, strict=True):
             if on_device(other) and array(other, name).overlaps(y):
@@ -197,6 +205,16 @@ def _fits(out: Any, x: Array, dtype: DType, others: tuple[Any, ...]) -> bool:
         if kind is not np.ndarray or np.may_share_memory(out, other):
             return False
     return True
+
+
+def _apart(other: Any, name: str, out: Any) -> None:
+    """Refuse an `out` that shares elements with another argument, arrays of NumPy both."""
+    if (
+        isinstance(other, np.ndarray)
+        and isinstance(out, np.ndarray)
+        and _share_memory(other, out)
+    ):  # fmt: skip
+        raise ValueError(f"out must be apart from {name}, got an overlapping array")
 
 
 def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]:

@@ -91,7 +91,7 @@ def adaround_init(
     >>> nq.adaround_soft(x, V, 1.0, 0, -8, 7).round(3)
     array([-1.5 ,  0.  ,  0.25,  0.75], dtype=float32)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     granularity, shapes = _granularity(x.shape, axis, group_size)
     s = _scale(x, scale, shapes)
     dtype, names = _COMPUTED[x.dtype]
@@ -282,8 +282,8 @@ def adaround_soft_backward(
     >>> nq.adaround_soft_backward(g, x, V, 1.0, 0, -8, 7).round(3)
     array([0.   , 0.3  , 0.236, 0.   ], dtype=float32)
     """
-    x = checks.floats(input)
-    g, v = checks.same(grad, "grad", x), _decider(V, x)
+    x = checks.floats(input, out=out)
+    g, v = checks.same(grad, "grad", x, out=out), _decider(V, x, out)
     granularity, shapes, constants, names, at_once = _plan(
         "adaround_soft_backward", x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size
     )
@@ -597,7 +597,7 @@ def adaround_regularizer_backward(
     >>> nq.adaround_regularizer_backward(V, 2.0).round(3)
     array([ 0.   ,  0.523,  0.   , -0.523,  0.   ], dtype=float32)
     """
-    v = alone(V)
+    v = alone(V, out)
     b = checks.at_least(beta, "beta", 1.0, type(v))
     if checks.on_device(weight):  # the gradient of a sum that is there too
         w = checks.cast(checks.parameters(weight, "weight", _ONE, v), v.dtype)
@@ -624,9 +624,9 @@ _CODES = (*CODES, (dtypes.float32, np.dtype(np.int64)))
 _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
 
 
-def alone(V: Any) -> Array:
+def alone(V: Any, out: Any = None) -> Array:
     """V without an input beside it."""
-    return checks.native(checks.array(V, "V"), "V", dtypes.SINGLE_AND_DOUBLE)
+    return checks.native(checks.array(V, "V"), "V", dtypes.SINGLE_AND_DOUBLE, out)
 
 
 @checks.remembered
@@ -706,17 +706,17 @@ def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: i
     return checks.int32s(z, "zero_point")
 
 
-def _decider(value: Any, x: Array) -> Array:
+def _decider(value: Any, x: Array, out: Any) -> Array:
     """V: of the shape of the input, and of the precision in which that is computed."""
-    return checks.same(value, "V", x, dtypes.compute(x.dtype))
+    return checks.same(value, "V", x, dtypes.compute(x.dtype), out=out)
 
 
 def _rounded(
     kernel: str, input: Any, V: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any,
     axis: Any, group_size: Any, out: Any, target: dtypes.DType | None = None,
 ) -> Array:  # fmt: skip
-    x = checks.floats(input)
-    v = _decider(V, x)
+    x = checks.floats(input, out=out)
+    v = _decider(V, x, out)
     granularity, shapes, constants, names, at_once = _plan(
         kernel, x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size, target
     )

@@ -70,7 +70,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     """
     x = checks.array(input, "input")
     on_device = checks.on_device(x)
-    x = checks.native(x, "input", _CONVERTIBLE if on_device else _CONVERTIBLE | _COMPLEX)
+    x = checks.native(x, "input", _CONVERTIBLE if on_device else _CONVERTIBLE | _COMPLEX, out)
     target = dtypes.canonical(dtype, "dtype")
     if target not in _CONVERTIBLE:
         raise TypeError(f"dtype must be one of {dtypes.names(_CONVERTIBLE)}, got {target}")

@@ -878,7 +878,7 @@ def _per_tensor(
     input: Any, scale: Any, zero_point: Any, quant_min: Any, quant_max: Any, rounding: Any,
     masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     constants, names, kernel, at_once = _tensor(
         False, masked, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
     )
@@ -957,7 +957,7 @@ def _per_channel(
     input: Any, scale: Any, zero_point: Any, axis: Any, quant_min: Any, quant_max: Any,
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     granularity, shapes, constants, names, divide, at_once = _channels(
         "fake_quantize_per_channel", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
         rounding,
@@ -991,7 +991,7 @@ def _per_channel(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, _QPARAMS, qparams), None
+        y, mask = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point)), None
     kernel(granularity, x, s, z, constants, names, y, mask, given=out is not None)
     return y, mask
 
@@ -1000,7 +1000,7 @@ def _decomposed(
     input: Any, scales: Any, zero_points: Any, axis: Any, quant_min: Any, quant_max: Any,
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     granularity, shapes, constants, names, divide, at_once = _channels(
         "fake_quantize_decomposed", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
         rounding,
@@ -1024,7 +1024,7 @@ def _decomposed(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, _PLURAL, qparams), None
+        y, mask = checks.output(out, x, x.dtype, _PLURAL, (scales, zero_points)), None
     code = "float64" if double else "float32"
     names, given = ("float32", code, code), out is not None
     run(granularity, x, s, z, constants, names, y, mask, given=given)
@@ -1032,7 +1032,7 @@ def _decomposed(
 
 
 def _masked(grad: Any, mask: Any, out: Any) -> Array:
-    g, m = checks.real(grad, "grad"), checks.array(mask, "mask")
+    g, m = checks.real(grad, "grad", out), checks.array(mask, "mask")
     if type(g) is not type(m):
         checks.together(g, m, "mask", "grad")
     if m.dtype != _BOOL:

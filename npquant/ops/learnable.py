@@ -99,7 +99,7 @@ def fake_quantize_learnable_per_tensor_affine(
     >>> nq.fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, -8, 7)
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     plan = _per_tensor(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
     *_, constants, names, _, at_once = plan
     done = at_once(x, scale, zero_point, out)
@@ -304,7 +304,7 @@ def fake_quantize_learnable_per_channel_affine(
     array([[-4. , -0.5],
            [ 0. ,  7. ]], dtype=float32)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     plan = _per_channel(x.shape, axis, x.dtype, type(x), quant_min, quant_max, grad_factor)
     return _forward(x, scale, zero_point, plan, out)
 
@@ -500,7 +500,7 @@ def fake_quantize_learnable_per_token_affine(
     array([[-4. , -0.5],
            [ 0. ,  7. ]], dtype=float32)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     plan = _per_token(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
     return _forward(x, scale, zero_point, plan, out)
 
@@ -696,7 +696,7 @@ def fake_quantize_learnable_per_channel_group_affine(
     >>> nq.fake_quantize_learnable_per_channel_group_affine(x, scale, zero_point, -8, 7, 2)
     array([[-4. , -0.5,  0. ,  7. ]], dtype=float32)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     plan = _per_group(x.shape, group_size, x.dtype, type(x), quant_min, quant_max, grad_factor)
     return _forward(x, scale, zero_point, plan, out)
 
@@ -882,7 +882,7 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
     if done is not None:
         return done[0]
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
-    y = checks.output(out, x, x.dtype, _QPARAMS, (s, z))
+    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
     run = getattr(backend.of(x), kernel)
     run(granularity, x, s, z, constants, names, y, given=out is not None)
     return y

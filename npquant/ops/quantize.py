@@ -128,7 +128,7 @@ def quantize_per_tensor(
     >>> nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8, rounding="divide")
     array([15, 23], dtype=int8)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     target = dtypes.target(dtype)
     constants, code, divide, at_once = _tensor(
         x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding
@@ -224,7 +224,7 @@ def dequantize_per_tensor(
     >>> nq.dequantize_per_tensor(q, 0.1, 3, -128, 127, np.int8, out_dtype=np.float64)
     array([-13.1,   0. ,  12.4])
     """
-    q = checks.codes(input, dtype)
+    q = checks.codes(input, dtype, out=out)
     result, names, at_once = _from_tensor(
         q.shape, out_dtype, quant_min, quant_max, q.dtype, type(q)
     )
@@ -336,7 +336,7 @@ def quantize_per_channel(
     array([[ 1, -3],
            [ 0,  2]], dtype=int8)
     """
-    x = checks.floats(input)
+    x = checks.floats(input, out=out)
     target = dtypes.target(dtype)
     granularity, shapes, constants, names, divide, at_once = _per_channel(
         x.shape, axis, x.dtype, type(x), quant_min, quant_max, target, rounding
@@ -345,7 +345,7 @@ def quantize_per_channel(
     if done is not None:
         return done[0]
     s, z = checks.code_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, _QPARAMS, (s, z))
+    y = checks.output(out, x, target, _QPARAMS, (scales, zero_points))
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
@@ -438,7 +438,7 @@ def dequantize_per_channel(
     array([[ 0.5, -3. ],
            [ 0. ,  2. ]], dtype=float32)
     """
-    q = checks.codes(input, dtype)
+    q = checks.codes(input, dtype, out=out)
     granularity, shapes, result, at_once = _from_channels(
         q.shape, axis, out_dtype, quant_min, quant_max, q.dtype, type(q)
     )
@@ -447,7 +447,7 @@ def dequantize_per_channel(
         return done[0]
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
     s = checks.in_precision(s, "scales", dtypes.compute(result))
-    y = checks.output(out, q, result, _QPARAMS, (s, z))
+    y = checks.output(out, q, result, _QPARAMS, (scales, zero_points))
     _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result, out is not None)
     return y
 
@@ -544,7 +544,7 @@ def quantize_per_token(
     array([[ 2,  2],
            [-6,  7]], dtype=int8)
     """
-    x, target = checks.real(input), dtypes.target(dtype)
+    x, target = checks.real(input, out=out), dtypes.target(dtype)
     plan = _per_token(x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding)
     return _quantize_rows(plan, x, scales, zero_points, target, out)
 
@@ -626,7 +626,7 @@ def dequantize_per_token(
     array([[ 1. , -4. ],
            [-3. ,  3.5]], dtype=float32)
     """
-    q = checks.codes(input, dtype)
+    q = checks.codes(input, dtype, out=out)
     plan = _from_tokens(q.shape, output_dtype, quant_min, quant_max, q.dtype, type(q))
     return _dequantize_rows(plan, q, scales, zero_points, out, checks.kept_qparams)
 
@@ -725,7 +725,7 @@ def quantize_per_channel_group(
     >>> nq.quantize_per_channel_group(w, scales, [[0, 0]], -8, 7, np.int8, group_size=2)
     array([[ 1, -4,  3,  7]], dtype=int8)
     """
-    x, target = checks.real(input), dtypes.target(dtype)
+    x, target = checks.real(input, out=out), dtypes.target(dtype)
     plan = _per_group(x.shape, group_size, x.dtype, type(x), quant_min, quant_max, target, rounding)
     return _quantize_rows(plan, x, scales, zero_points, target, out)
 
@@ -813,7 +813,7 @@ def dequantize_per_channel_group(
     >>> nq.dequantize_per_channel_group(q, scales, None, -8, 7, np.int8, group_size=2)
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
-    q = checks.codes(w_int8, dtype, "w_int8")
+    q = checks.codes(w_int8, dtype, "w_int8", out)
     plan = _from_groups(q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q))
     return _dequantize_rows(plan, q, scales, zero_points, out, _qparams_or_none)
 
@@ -1002,7 +1002,7 @@ def _quantize_rows(
     if done is not None:
         return done[0]
     s, z = checks.kept_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, _QPARAMS, (s, z))
+    y = checks.output(out, x, target, _QPARAMS, (scales, zero_points))
     lib = backend.of(x)
     if divide:
         kernel, z = getattr(lib, _by_division(target)), checks.large_as_floats(z, s, x)
@@ -1052,7 +1052,7 @@ def _dequantize_rows(
         s, z = found
     else:
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
-    y = checks.output(out, q, result, _QPARAMS, (s, z))
+    y = checks.output(out, q, result, _QPARAMS, (scales, zero_points))
     lib = backend.of(q)
     kernel, names = lib.dequantize_promoted, ("float32", code, "float32")
     kernel(granularity, q, s, z, _NO_CODES, names, y, given=out is not None)

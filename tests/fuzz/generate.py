@@ -52,6 +52,8 @@ class Case:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
+#: Arguments that are read while results are written, beside the data.
+READ = "scale", "scales", "zero_point", "zero_points", "beta", "weight"
 #: Arguments that may be None in some op.
 OPTIONAL = "axis", "group_size"
 
@@ -247,8 +249,9 @@ class Maker:
         else:
             value, memory, _ = placed(draw, np.zeros(shape, dtype), written=True)
         kwargs = self.case.kwargs
-        others = [v for key, v in kwargs.items() if isinstance(v, np.ndarray) and key not in data]
-        got = read.out(value, dtype, shape, *(kwargs[key] for key in data), others=others)
+        apart = [*data, *(key for key in kwargs if key in READ)]
+        others = [v for key, v in kwargs.items() if key not in apart]
+        got = read.out(value, dtype, shape, *(kwargs[key] for key in apart), others=others)
         self.add("out", value, got, memory)
 
     def odd_out(self, dtype, shape):

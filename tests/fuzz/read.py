@@ -159,12 +159,11 @@ def out(value, dtype, shape, input, *data, others=()):
     if _overlaps_itself(value):
         return WRONG
     if not same_elements(input, value) and _shared(input, value):
-        return WRONG if input.dtype.isnative else UNSURE  # a copy is made of it
-    over = [x for x in data if _shared(x, value)]
-    if over:
-        return WRONG if all(x.dtype.isnative for x in over) else UNSURE
+        return WRONG
+    if any(_shared(x, value) for x in data):
+        return WRONG
     if any(_shared(p, value) for p in others):
-        return UNSURE  # so small that they may be copied
+        return UNSURE  # numbers, which are read before anything is written
     return None
 
 
