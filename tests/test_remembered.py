@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from calls import CALLS, arguments
 from cases import assert_same
 from npquant import checks
 
+E5M2 = ml_dtypes.float8_e5m2
 X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
 
 
@@ -77,5 +79,15 @@ def test_numbers_that_are_equal():
 
 def test_zeros_of_both_signs_are_told_apart():
     sign = checks.remembered(lambda v: math.copysign(1, v))
-    zeros = 0.0, -0.0, 0.0, np.float32(-0.0), np.float32(0.0)
-    assert [sign(v) for v in zeros] == [1, -1, 1, -1, 1]
+    for kind in (float, np.float16, np.float32, np.longdouble, ml_dtypes.bfloat16, E5M2):
+        zeros = kind(0.0), kind(-0.0), kind(0.0)
+        assert [sign(v) for v in zeros] == [1, -1, 1], kind
+
+
+def test_zeros_without_a_sign_are_remembered():
+    asked = []
+    check = checks.remembered(asked.append)
+    for zero in (0, False, np.int64(0), np.False_):
+        check(zero)
+        check(zero)
+    assert len(asked) == 4

@@ -47,7 +47,8 @@ def adaround_precision(lo: int, hi: int, dtype: DType) -> str:
 #: of these very types: an object of a subclass may change.
 _PLAIN = frozenset({bool, float, int, str, tuple, type(None)})
 _FIXED = np.generic, np.dtype, type, ArraySpec
-_SIGNED = float, np.floating
+#: What may be a zero with a sign, of NumPy and of ml_dtypes, and of that what has none.
+_NUMBERS, _UNSIGNED = (float, np.generic), (np.integer, np.bool_)
 
 
 _memories: list[Any] = []
@@ -69,7 +70,7 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
     @lru_cache(maxsize=1024, typed=True)
     def fast(*args: Any) -> T:
         if all(type(a) in _PLAIN or isinstance(a, _FIXED) for a in args) and not any(
-            isinstance(a, _SIGNED) and a == 0 for a in args
+            isinstance(a, _NUMBERS) and not isinstance(a, _UNSIGNED) and a == 0 for a in args
         ):
             return check(*args)
         raise TypeError  # which is not remembered
