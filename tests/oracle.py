@@ -236,6 +236,11 @@ def _to_int(values, bits=64):
     return np.where(inside, np.where(inside, values, 0).astype(np.int64), -(2 ** (bits - 1)))
 
 
+def _whole(values):
+    """Return Python's integers, which have no ends, for whole floats."""
+    return np.array([int(v) for v in values.reshape(-1)], object)
+
+
 def _store(values, quant_min, quant_max, dtype):
     """Clamp in float64 (D2), store; NaN becomes the integer nearest to 0, or a float8 NaN (D4)."""
     values = _clamp(values.astype(F64), float(quant_min), float(quant_max))
@@ -581,7 +586,8 @@ def fake_quantize_per_tensor_affine_cachemask(
 ):
     """Quantize and dequantize with one scale; return (output, mask).
 
-    The inverse and the last product are float32 even for float64 input.
+    The inverse and the last product are float32 even for float64 input. Codes stay floats: nothing
+    overflows at the ends of int64 (D1).
     """
     x, c = np.asarray(input), compute_dtype(np.asarray(input).dtype)
     s, z = F32(_one(scale)), int(_one(zero_point))
@@ -590,7 +596,7 @@ def fake_quantize_per_tensor_affine_cachemask(
     else:
         steps = round_then_add(x.astype(c), reciprocal(s).astype(c), c.type(z))
     bounded = np.fmin(np.fmax(steps.astype(F64), float(quant_min)), float(quant_max))
-    output = cast((_to_int(bounded) - z).astype(F32) * s, x.dtype)
+    output = cast((bounded - F64(z)).astype(F32) * s, x.dtype)
     return output, (c.type(quant_min) <= steps) & (steps <= c.type(quant_max))
 
 
@@ -696,7 +702,7 @@ def _inside(zero_point, quant_min, quant_max):
 
 def _learnable_channels(x, layout, scale, zero_point, quant_min, quant_max):
     z = _nearest(np.asarray(zero_point).astype(F32), quant_min, quant_max)
-    z = _to_int(_inside(z, quant_min, quant_max))
+    z = _whole(_inside(z, quant_min, quant_max))
     return _fake_quantize_channels(x, layout, scale, z, quant_min, quant_max)[0]
 
 

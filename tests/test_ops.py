@@ -935,6 +935,104 @@ def test_extremes_of_columns_in_any_tile(place):
         agree("choose_qparams_per_token_asymmetric", columns.T, np.int8)
 
 
+# --- beyond int64 -----------------------------------------------------------------------------
+
+#: Codes as wide as an int64, and half as wide.
+FAR = ((-(2**63), 2**63 - 1), (0, 2**63 - 1), (-(2**63), 0), (-(2**62), 2**62))
+
+
+def about_int64(dtype):
+    """Values on both sides of its ends, and far beyond them, in order."""
+    end = dtype.type(2.0**63)
+    beside = (np.nextafter(end, dtype.type(side)) for side in (0, np.inf))
+    up = np.sort(np.array([*beside, end, 9.3e18, 1e30, np.inf], dtype))
+    return np.concatenate([-up[::-1], up])
+
+
+@pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
+@pytest.mark.parametrize("dtype", **named((F32, F64)))
+@pytest.mark.parametrize("z", [0, 7, -8])
+def test_values_beyond_int64_have_the_code_on_their_side(dtype, rounding, z):
+    x = np.stack([about_int64(dtype)] * 2, axis=1)
+    codes = np.where(x > 0, 7, -8)
+    count, option = len(x), {"rounding": rounding}
+    s, zero_points = np.ones(count, F32), np.full(count, z, np.int32)
+    args = -8, 7, np.int8
+    for name, *qparams in (
+        ("quantize_per_tensor", 1.0, z),
+        ("quantize_per_channel", s, zero_points, 0),
+        ("quantize_per_token", s, zero_points),
+        ("quantize_per_channel_group", s, zero_points),
+    ):
+        size = {"group_size": 2} if name.endswith("group") else {}
+        q = agree(name, x, *qparams, *args, **size, **option)
+        assert_same(q, codes.astype(np.int8), name)
+    values = (codes - z).astype(dtype), np.zeros(x.shape, bool)
+    one = np.ones(1, F32), np.array([z])
+    name = "fake_quantize_per_tensor_affine_cachemask"
+    assert_same(agree(name, x, 1.0, z, -8, 7, **option), values, name)
+    name += "_tensor_qparams"
+    assert_same(agree(name, x, *one, np.array([1]), -8, 7, **option), values, name)
+    for kind in (np.int32, np.float32, np.float16):
+        name = "fake_quantize_per_channel_affine_cachemask"
+        args = s, zero_points.astype(kind), 0, -8, 7
+        assert_same(agree(name, x, *args, **option), values, (name, kind))
+    name = "fake_quant_per_channel_cachemask"
+    assert_same(agree(name, x, s, zero_points, 0, -8, 7, **option), values, name)
+
+
+@pytest.mark.parametrize("rounding", ["pytorch", "nearest"])
+@pytest.mark.parametrize("dtype", **named((F32, F64)))
+def test_learned_values_beyond_int64_are_clipped_on_their_side(dtype, rounding):
+    x = np.stack([about_int64(dtype)] * 2, axis=1)
+    codes, count = np.where(x > 0, 7, -8).astype(dtype), len(x)
+    s, z = np.ones(count, F32), np.full(count, 3, F32)
+    for op, *where in (("channel", 0), ("token",), ("channel_group",)):
+        name, args = f"fake_quantize_learnable_per_{op}_affine", (s, z, *where, -8, 7)
+        size = {"group_size": 2} if op.endswith("group") else {}
+        assert_same(agree(name, x, *args, **size), codes - 3, name)
+        gradients = agree(f"{name}_backward", np.ones_like(x), x, *args, **size,
+                          zero_point_rounding=rounding)  # fmt: skip
+        sums = (codes - 3).sum(axis=1).astype(F32)
+        assert_same(gradients, (np.zeros_like(x), sums, np.full(count, -2, F32)), name)
+    name, args = "fake_quantize_learnable_per_tensor_affine", (s[:1], z[:1], -8, 7)
+    assert_same(agree(name, x, *args), codes - 3, name)
+    for value, (code, _) in zip(x, codes, strict=True):
+        gradients = agree(f"{name}_backward", np.ones(2, dtype), value, *args,
+                          zero_point_rounding=rounding)  # fmt: skip
+        sums = np.array([2 * (code - 3)], F32), np.array([-2], F32)
+        assert_same(gradients, (np.zeros(2, dtype), *sums), value)
+
+
+@pytest.mark.parametrize("bounds", FAR)
+@pytest.mark.parametrize("dtype", **named((F32, F64)))
+def test_codes_as_wide_as_int64_do_not_wrap(dtype, bounds):
+    """No greater value has a lesser result, wherever zero points shift the codes to."""
+    x, (lo, hi) = about_int64(dtype), bounds
+    x = np.concatenate([x[: x.size // 2], np.array([-4e18, -3.0, 0.0, 2.5, 4e18], dtype),
+                        x[x.size // 2 :]])  # fmt: skip
+    for z in (0, 5, -5, 2**30, lo, hi, lo // 2, hi // 2):
+        if not lo <= z <= hi:
+            continue
+        zeros = [np.array([z], np.int32)] if abs(z) < 2**31 else []
+        zeros.append(np.array([z]).astype(F32))
+        for scale in (0.25, 1.0, 4.0):
+            s, zero = np.array([scale], F32), zeros[-1]
+            results = [agree("fake_quantize_learnable_per_tensor_affine", x, s, zero, lo, hi)]
+            name = "fake_quantize_learnable_per_channel_affine"
+            results += agree(name, x[None], s, zero, 0, lo, hi)
+            for rounding in ("reciprocal", "divide"):
+                option = {"rounding": rounding}
+                name = "fake_quantize_per_tensor_affine_cachemask"
+                results += [agree(name, x, scale, z, lo, hi, **option)[0]]
+                name = "fake_quantize_per_channel_affine_cachemask"
+                for some in zeros:
+                    results += [*agree(name, x[None], s, some, 0, lo, hi, **option)[0]]
+            for y in results:
+                assert (np.diff(y) >= 0).all(), (z, scale, y)
+                assert y[0] < y[-1], (z, scale, y)
+
+
 # --- qparams, fused, conversion ---------------------------------------------------------------
 
 DATA = (

@@ -612,26 +612,85 @@ def both(name, op, *args, **kwargs):
     return pytorch(op, *args, **kwargs), getattr(oracle, name)(*args, **kwargs)
 
 
-@pytest.mark.parametrize("zero_point", [np.zeros(1, np.int32), ZERO], ids=["int", "float"])
-def test_d1_beyond_int64_per_channel(zero_point):
-    name = "fake_quantize_per_channel_affine_cachemask"
-    x = np.array([[1e30, INF, 2.0**63, -1e30, -INF]], np.float32)
-    theirs, ours = both(name, getattr(aten, name), x, ONE, zero_point, 0, -8, 7)
-    np.testing.assert_array_equal(theirs[0], [[-8, -8, -8, -8, -8]])
-    np.testing.assert_array_equal(ours[0], [[7, 7, 7, -8, -8]])
-    assert not theirs[1].any()
+def about_int64(dtype):
+    """What an int64 holds, up to its ends, and what it does not; both of both signs."""
+    end = dtype.type(2.0**63)
+    within = np.array([9.2e18, np.nextafter(end, dtype.type(0))], dtype)
+    beyond = np.array([end, np.nextafter(end, dtype.type(INF)), 9.3e18, 1e30, INF], dtype)
+    within, beyond = (np.concatenate([v, -v])[None] for v in (within, beyond))
+    return np.append(within, [[-end]], axis=1), beyond[beyond != -end][None]
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_d1_beyond_int64_per_channel(dtype, kind):
+    """PyTorch's bits up to the ends, and where its int64 is the least one, the bound beside x."""
+    name, qparams = "fake_quantize_per_channel_affine_cachemask", (ONE, ZERO.astype(kind))
+    within, beyond = about_int64(dtype if kind == np.int32 else F32)  # floats are added as float32
+    within, beyond = within.astype(dtype), beyond.astype(dtype)
+    for bounds in ((-8, 7), (-(2**31), 2**31 - 1), (-(2**62), 2**62)):
+        check(name, getattr(aten, name), within, *qparams, 0, *bounds)
+        theirs, ours = both(name, getattr(aten, name), beyond, *qparams, 0, *bounds)
+        np.testing.assert_array_equal(theirs[0], np.full_like(beyond, bounds[0]))
+        np.testing.assert_array_equal(ours[0], np.where(beyond > 0, *np.array(bounds, dtype)[::-1]))
+        assert not theirs[1].any()
+        assert not ours[1].any()
+    # Where the least int64 is the lower bound, it was within the bounds for PyTorch.
+    theirs, ours = both(name, getattr(aten, name), beyond, *qparams, 0, -(2**63), 7)
+    assert theirs[1].all()
     assert not ours[1].any()
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_d1_beyond_int64_per_tensor(dtype):
+    """PyTorch clamps first: only codes as wide as an int64 leave it, or their differences do."""
+    name, far = "fake_quantize_per_tensor_affine_cachemask", 2**62
+    within, beyond = about_int64(dtype)
+    for x in (within, beyond):
+        check(name, getattr(aten, name), x, 1.0, 0, -far, far - 1)
+        check(name, getattr(aten, name), x, 1.0, 3, -8, 7)
+    positive = beyond[beyond > 0]
+    for z, bounds, theirs_are, ours_are in (
+        (0, (0, 2**63 - 1), -(2.0**63), 2.0**63),  # 2**63 - 1 is 2**63 in float64
+        (-far, (-far, far), -(2.0**63), 2.0**63),
+        (-(2**63), (-(2**63), 0), -(2.0**63), 2.0**63),
+    ):
+        theirs, ours = both(name, getattr(aten, name), positive, 1.0, z, *bounds)
+        np.testing.assert_array_equal(theirs[0], np.full_like(positive, theirs_are))
+        if z == 0 or dtype == F64:  # in float32, x - 2**62 rounds to less than 2**62
+            np.testing.assert_array_equal(ours[0], np.full_like(positive, ours_are))
+        assert (ours[0] > 0).all()
+
+
+def test_d1_beyond_what_float64_holds():
+    """Bounds and differences beyond 2**53 are rounded to float64; PyTorch's are int64."""
+    name, bound = "fake_quantize_per_channel_affine_cachemask", 2**53 + 3
+    x = np.array([[bound + 1.0]])
+    theirs, ours = both(name, getattr(aten, name), x, ONE, ZERO.astype(np.int32), 0, 0, bound)
+    assert theirs[0] == ours[0] == bound + 1.0
+    assert (theirs[1], ours[1]) == (False, True)
+    name, x = "fake_quantize_per_tensor_affine_cachemask", np.array([2.0**60 + 3 * 2.0**36])
+    theirs, ours = both(name, getattr(aten, name), x, 1.0, 1, -(2**62), 2**62)
+    assert (theirs[0], ours[0]) == (2.0**60 + 2.0**37, 2.0**60 + 2.0**38)
+
+
 @pytest.mark.parametrize("kind", ["tensor", "channel"])
-def test_d1_beyond_int64_in_the_learnable_backward(kind):
-    name = f"fake_quantize_learnable_per_{kind}_affine_backward"
-    where = () if kind == "tensor" else (0,)
-    for value in (1e30, INF):
-        x = np.array([[value]], np.float32)
-        args = np.ones_like(x), x, ONE, ZERO, *where, -8, 7, 1.0
-        theirs, ours = both(name, getattr(aten, f"_{name}"), *args)
-        assert (theirs[1].item(), ours[1].item()) == (-8, 7)
+def test_d1_beyond_int64_in_the_learnable_ops(kind):
+    """The forward per tensor clamps first, as the affine op does; all else converts first."""
+    name, where = f"fake_quantize_learnable_per_{kind}_affine", () if kind == "tensor" else (0,)
+    within, beyond = about_int64(F32)
+    args = ONE, ZERO, *where, -8, 7, 1.0
+    check(name, getattr(aten, f"_{name}"), within, *args)
+    theirs, ours = both(name, getattr(aten, f"_{name}"), beyond, *args)
+    clipped = np.where(beyond > 0, F32.type(7), F32.type(-8))
+    np.testing.assert_array_equal(ours, clipped)
+    np.testing.assert_array_equal(theirs, clipped if kind == "tensor" else np.full_like(beyond, -8))
+    name += "_backward"
+    for x in (*within[0], *beyond[0]):
+        x = np.array([[x]], np.float32)
+        theirs, ours = both(name, getattr(aten, f"_{name}"), np.ones_like(x), x, *args)
+        assert ours[1] == (7 if x > 0 else -8)
+        assert theirs[1] == (7 if 0 < x < 2.0**63 else -8)
         assert (theirs[2], ours[2]) == (-1, -1)
 
 
