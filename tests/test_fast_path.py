@@ -20,7 +20,7 @@ from calls import (
 )
 from cases import assert_same
 from npquant import backend, cpu, dtypes
-from npquant.cpu import loops, sums
+from npquant.cpu import loops, maps, sums
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
 
@@ -208,6 +208,7 @@ def test_small_arrays_of_ops_that_ask_for_a_backend(name, monkeypatch):
                                for a in wanted)  # fmt: skip
             if how not in ("unaligned", "unaligned and turned"):
                 monkeypatch.setattr(loops, "pieces", None)
+                monkeypatch.setattr(maps, "pieces", None)
             monkeypatch.setattr(sums, "channel_pieces", None)
             assert_same_and_alike(results(name, kwargs), wanted, (shape, how))
             monkeypatch.undo()

@@ -9,7 +9,7 @@ from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, in_order, r
 from cases import assert_same
 from npquant import backend
 from npquant.checks.calls import forget
-from npquant.cpu import loops, walk
+from npquant.cpu import loops, maps, walk
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.strided import PIECE
 from npquant.cpu.target import PARALLEL_FROM, Kernel
@@ -490,7 +490,7 @@ def test_past_the_caches_with_float64_scales(op, kernels, monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
     """A gradient with its mask and a conversion, wherever in a line of the cache the result is."""
-    monkeypatch.setattr(loops, "PAST", 1)
+    monkeypatch.setattr(maps, "PAST", 1)
     x = np.random.default_rng(5).normal(size=n).astype(dtype)
     mask = x.view(np.uint8)[:n] % 3 == 0
     for op, other, name in (

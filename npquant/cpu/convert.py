@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu.loops import flat_map
+from npquant.cpu.maps import mapped
 from npquant.primitives import converted, item
 
 
@@ -17,4 +17,4 @@ def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
 
 
 #: x -> y, of floating dtypes or from one to integers.
-convert = flat_map(_convert, "convert")
+convert = mapped(_convert, "convert")

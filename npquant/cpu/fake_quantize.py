@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu.loops import Elementwise, flat_map
+from npquant.cpu.loops import Elementwise
+from npquant.cpu.maps import mapped
 from npquant.formulas import fake_quantize as f
 from npquant.primitives import masked
 
@@ -52,7 +53,7 @@ def _masked_gradient(begin: Any, end: Any, grad: Any, mask: Any, grad_input: Any
 
 
 #: grad, mask -> grad_input.
-masked_gradient = flat_map(_masked_gradient, "masked_gradient")
+masked_gradient = mapped(_masked_gradient, "masked_gradient")
 
 
 def copy(

@@ -11,7 +11,6 @@ vectorised too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from npquant.cpu.memory import (
     FETCHED,
     FETCHED_FAR,
     LINE,
-    after,
     fetch,
     fetch_to_second,
     local,
@@ -36,22 +34,28 @@ from npquant.cpu.memory import (
     write_past,
 )
 from npquant.cpu.steps import STRIP, brought, in_steps
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, usual
+from npquant.cpu.target import (
+    GRAIN,
+    PARALLEL_FROM,
+    Either,
+    Kernel,
+    Types,
+    array_type,
+    array_types,
+    usual,
+)
 from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
-from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
-from npquant.formulas.quantize import SURE
-from npquant.layout import PER_TENSOR, Granularity
-from npquant.primitives import at, bits, each, item, like, of_bits, store
+from npquant.layout import Granularity
+from npquant.primitives import at, each, item, store
 
 Array = np.ndarray[Any, Any]
-_is_carray, _dtype_of = attrgetter("flags.carray"), attrgetter("dtype")
 
 #: Runs shorter than this are done side by side.
 SHORT = table.RUN
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache, and are done LONG elements at a time, which takes a little less time where
-#: no cache holds the array. Of blocks up to LONG_GUESSED nothing is guessed.
-BLOCK, LONG, LONG_GUESSED = 16, 512, 96
+#: no cache holds the array.
+BLOCK, LONG = 16, 512
 #: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
 #: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
 _OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
@@ -69,9 +73,6 @@ MANY, NEAR, AT_ONCE = 1024, 1024, 64
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
 #: them. They wait on the stack until they are LONG or more, MADE at most.
 PAST, MADE = 1 << 25, 2 * LONG
-
-#: Codes of one byte.
-CODES = 256
 
 #: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
 _NO_LOOK = 0, 0.0, 0.0
@@ -114,7 +115,7 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        stretch_past = _stretch_past(element)
+        stretch_past = stretch_of(element)
 
         def runs_to(past: bool) -> Callable[..., Any]:
             """The loop of long runs, and whether it writes `past` the caches."""
@@ -161,7 +162,7 @@ class Elementwise:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
                 if past:
-                    _end(y, end, made, held)
+                    end_past(y, end, made, held)
                 return True
 
             return runs
@@ -201,7 +202,7 @@ class Elementwise:
                         skip = 0
                         c = c + 1 if c + 1 < channels else 0
                 if past:
-                    _end(y, end, made, held)
+                    end_past(y, end, made, held)
                 return True
 
             return strips
@@ -338,15 +339,15 @@ class Elementwise:
                             _write_rest(y, at, made, held)
                             held = 0
                 begin = last
-            _end(y, end, made, held)
+            end_past(y, end, made, held)
             return True
 
         if steps:
             strip, runs_to = in_steps(*steps), strips_to
         runs = runs_to(False)
-        # `rule`, and `guess` of what may be guessed, are for kernels that do more than this.
+        # For kernels that do more than this.
         self.rule = run = called(runs)
-        self._whole_by_rule = called(whole(_OF_BLOCKS))
+        self.rule_of_blocks = called(whole(_OF_BLOCKS))
         repeat = called(periods)
 
         def runs_apart(
@@ -396,6 +397,27 @@ class Elementwise:
         self._periods_apart = Kernel(
             periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
         )
+
+    def shortcut(
+        self, which: Callable[..., bool], name: str, runs: Callable[..., Any],
+        blocks: Callable[..., Any] | None = None, past: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Let other segments do what ``which(*key)`` says: runs, whole ones, and past the caches.
+
+        Whole runs of a length that has a loop of its own stay what they were.
+        """
+
+        def first(segment: Callable[..., Any], of: str, other: Kernel, wide: bool = True) -> Kernel:
+            kernel = Kernel(
+                segment, f"{name}_{of}", _looking(_signature), self._work, full_width=wide
+            )
+            return Either(which, kernel, other)
+
+        self._runs = first(runs, "runs", self._runs)
+        if blocks is not None:
+            self._blocks[_OF_BLOCKS] = first(blocks, "blocks", self._blocks[_OF_BLOCKS])
+        if past is not None:
+            self._runs_past = first(past, "runs_past", self._runs_past, wide=False)
 
     def run(
         self,
@@ -514,177 +536,6 @@ class Elementwise:
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
 
-class Guessed(Elementwise):
-    """An op whose codes float32 knows where PyTorch's rule is float64, but for a few near ties.
-
-    Parameters
-    ----------
-    parameters, element : callable
-        As of `Elementwise`.
-    split, guess : callable
-        The same of data that float32 holds, and a float64 scale; ``guess(...) -> (code, rest)``,
-        and the code is sure where the rest is below `SURE`.
-    """
-
-    def __init__(
-        self, parameters: Callable[..., Any], element: Callable[..., Any],
-        split: Callable[..., Any], guess: Callable[..., Any],
-    ) -> None:  # fmt: skip
-        super().__init__(parameters, element)
-
-        def guesses(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-            mask: Any,
-        ) -> Any:  # fmt: skip
-            """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
-            if not usual(look, scale, zero_point, least, most):
-                return False
-            constants, far = (lo, hi, nan), y.size >= FAR
-            while begin < end:
-                row = (first + begin) // inner
-                c, stop = row % channels, min((row + 1) * inner - first, end)
-                p = split(x, scale[c], zero_point[c], constants, y)
-                while begin < stop:
-                    m = stop - begin
-                    if m > LONG:
-                        m = to_line(x, begin) or LONG
-                    if far:
-                        m = min(m, FETCHED_FAR)
-                        fetch(x, begin + AHEAD, m)
-                    base, farthest = np.uintp(begin), np.int32(0)
-                    for k in range(np.uintp(m)):
-                        code, rest = guess(x[base + k], p, constants, y)
-                        store(y, base + k, code)
-                        farthest = max(farthest, rest)
-                    if farthest >= SURE:
-                        rule = parameters(x, scale[c], zero_point[c], constants, y)
-                        for k in range(np.uintp(m)):
-                            code, _ = element(x[base + k], rule, constants, y)
-                            store(y, base + k, code)
-                    begin += m
-            return True
-
-        by_rule, by_guess = self._whole_by_rule, called(guesses)
-
-        def blocks(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-            mask: Any,
-        ) -> Any:  # fmt: skip
-            """Items (row)."""
-            if inner > LONG_GUESSED:
-                return by_guess(begin * inner, end * inner, look, least, most, first, channels,
-                                inner, x, scale, zero_point, lo, hi, nan, y, mask)  # fmt: skip
-            return by_rule(begin, end, look, least, most, first, channels, inner, x, scale,
-                           zero_point, lo, hi, nan, y, mask)  # fmt: skip
-
-        name = f"{parameters.__name__}_{element.__name__}_guessed"
-        guessed_runs = Kernel(guesses, f"{name}_runs", _looking(_signature))
-        guessed_blocks = Kernel(blocks, f"{name}_blocks", _looking(_signature))
-        self.guess, self._runs = by_guess, Either(_guesses, guessed_runs, self._runs)
-        self._blocks[_OF_BLOCKS] = Either(_guesses, guessed_blocks, self._blocks[_OF_BLOCKS])
-
-
-_NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
-_IN_FLOAT32 = FLOATS - {float64}
-#: Of zero points: float64, and those that differences are rounded to two bytes for.
-_NOT_IN_FLOAT32 = FLOATS - {float32}
-
-
-def guessable(x: Any, y: Any, scale: Any) -> bool:
-    """Of data that float32 holds, float64 scales, and integers it holds in its last bits.
-
-    Not of codes as wide as the data: they may lie where these do, which a second look would miss.
-    """
-    apart = x.base.itemsize != y.itemsize
-    return apart and x.base in _IN_FLOAT32 and scale == np.dtype(np.float64) and y in _NARROW
-
-
-def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
-    return guessable(x, y, qparams[0])
-
-
-class Tried(Elementwise):
-    """An op of one-byte codes that float32 does for most scales, where PyTorch's rule is float64.
-
-    Every code is tried with a scale before a long run of them is done so.
-
-    Parameters
-    ----------
-    parameters, element : callable
-        As of `Elementwise`.
-    split, quick : callable
-        The same in float32.
-    """
-
-    def __init__(
-        self, parameters: Callable[..., Any], element: Callable[..., Any],
-        split: Callable[..., Any], quick: Callable[..., Any],
-    ) -> None:  # fmt: skip
-        super().__init__(parameters, element)
-
-        def tried_to(past: bool) -> Callable[..., Any]:
-            def tried(
-                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-                mask: Any,
-            ) -> Any:  # fmt: skip
-                """As `runs`; one of which float32 gets a code wrong is done by the rule."""
-                if not usual(look, scale, zero_point, least, most):
-                    return False
-                constants = lo, hi, nan
-                made, held = local(MADE, item(y)), 0
-                while begin < end:
-                    row = (first + begin) // inner
-                    stop = min((row + 1) * inner - first, end)
-                    c = row % channels
-                    rule = parameters(x, scale[c], zero_point[c], constants, y)
-                    p = split(x, scale[c], zero_point[c], constants, y)
-                    wrong = np.int32(stop - begin < LONG)
-                    for k in range(np.uintp(0 if wrong else CODES)):
-                        q = of_bits(np.int32(k), item(x))
-                        value, _ = element(q, rule, constants, y)
-                        tried, _ = quick(q, p, constants, y)
-                        wrong |= bits(like(value, tried)) ^ bits(tried)
-                    while begin < stop:
-                        m = min(stop - begin, LONG) if past else stop - begin
-                        if past and wrong:
-                            held = by_rule(x, begin, m, rule, constants, y, made, held)
-                        elif past:
-                            held = quickly(x, begin, m, p, constants, y, made, held)
-                        elif wrong:
-                            base = np.uintp(begin)
-                            for k in range(np.uintp(m)):
-                                value, _ = element(x[base + k], rule, constants, y)
-                                store(y, base + k, value)
-                        else:
-                            base = np.uintp(begin)
-                            for k in range(np.uintp(m)):
-                                value, _ = quick(x[base + k], p, constants, y)
-                                store(y, base + k, value)
-                        begin += m
-                if past:
-                    _end(y, end, made, held)
-                return True
-
-            return tried
-
-        name = f"{split.__name__}_{quick.__name__}"
-        by_rule, quickly = _stretch_past(element), _stretch_past(quick)
-        kernel = Kernel(tried_to(False), name, _looking(_signature))
-        past = Kernel(tried_to(True), f"{name}_past", _looking(_signature), full_width=False)
-        self._runs = Either(_triable, kernel, self._runs)
-        self._runs_past = Either(_triable, past, self._runs_past)
-
-
-def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
-    """Of integers of a byte, float64 scales, and differences and results in float32."""
-    scale, zero_point, _ = qparams
-    few, wide = x.base.itemsize == 1 and x.base not in FLOAT8, scale == np.float64
-    return few and wide and zero_point not in _NOT_IN_FLOAT32 and y == np.float32
-
-
 class ElementwiseOfSeveral(Elementwise):
     """The same for several arrays of one shape: x is a tuple of them, and one of their elements."""
 
@@ -703,7 +554,7 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
         NUMBER_TYPES[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
     )
     mask = types.none if unmasked else array_type(np.dtype(np.bool_))
-    data = types.Tuple(_array_types(*x)) if isinstance(x, tuple) else array_type(x)
+    data = types.Tuple(array_types(*x)) if isinstance(x, tuple) else array_type(x)
     return (
         types.intp, types.intp, types.intp, data, scale, zero_point,
         code, code, code, array_type(y), mask,
@@ -763,13 +614,13 @@ def _write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
 
 
 @called
-def _end(y: Any, end: Any, made: Any, held: Any) -> None:
+def end_past(y: Any, end: Any, made: Any, held: Any) -> None:
     """The same; then others may be told of all that was written."""
     _write_rest(y, end, made, held)
     settle()
 
 
-def _stretch_past(element: Callable[..., Any]) -> Callable[..., Any]:
+def stretch_of(element: Callable[..., Any]) -> Callable[..., Any]:
     """What makes `m` elements, LONG at most, behind `held` of `made`: so many of them then wait."""
 
     def stretch(
@@ -783,77 +634,3 @@ def _stretch_past(element: Callable[..., Any]) -> Callable[..., Any]:
         return write_past(y, begin + m - held, made, held) if held >= LONG else held
 
     return inlined(stretch)  # type: ignore[no-any-return]
-
-
-def flat_map(segment: Callable[..., None], name: str) -> Callable[..., None]:
-    """A kernel of arrays of one shape, the last of them the output, without qparams.
-
-    Where the output was `given`, a large one is written past the caches.
-    """
-    kernel = Kernel(segment, name, _array_types)
-    run = inlined(segment)
-
-    def past(begin: Any, end: Any, x: Any, y: Any) -> None:
-        made = local(LONG, item(y))
-        while begin < end:
-            m = min(to_line(y, begin) or LONG, end - begin)
-            if m < LONG:
-                run(begin, begin + m, *(x + (y,)))  # noqa: RUF005 (for Numba)
-            else:
-                run(0, LONG, *(after(x, begin) + (made,)))  # noqa: RUF005
-                write_past(y, begin, made, LONG)
-            begin += m
-        settle()
-
-    def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
-        size = strided.piece(views)
-        room = strided.room(x, size)
-        for first in range(begin, end, size):
-            m = min(size, end - first)
-            v = strided.part(y, first, m)
-            run(0, m, *(strided.taken(x, views, 0, first, m, room) + (v,)))  # noqa: RUF005
-
-    kernel_past = Kernel(past, f"{name}_past", _tuple_types, full_width=False)
-    kernel_apart = Kernel(apart, f"{name}_apart", _apart_types)
-
-    def call(*arrays: Array, given: bool = False) -> None:
-        n = arrays[0].size
-        if not arrays[0].flags.c_contiguous:
-            _, arrays = turned_to_memory(PER_TENSOR, arrays)
-        as_they_are = n < PARALLEL_FROM and all(map(_is_carray, arrays))
-        if as_they_are or (n <= PIECE and arrays[-1].flags.carray):
-            if not as_they_are:
-                arrays = tuple(map(contiguous, arrays))
-            entry = kernel.serial[tuple(map(_dtype_of, arrays))]
-            entry(0, n, *(arrays if arrays[0].ndim == 1 else map(np.ndarray.ravel, arrays)))
-            return
-        key = tuple([a.dtype for a in arrays])
-        if n and all(map(plain, arrays)):
-            *x, y = flat = [a.reshape(n) for a in arrays]
-            if given and y.nbytes >= PAST and y.itemsize >= x[0].itemsize:
-                kernel_past(n, n, (tuple(x), y), key)
-            else:
-                kernel(n, n, tuple(flat), key)
-            return
-        for piece, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
-            m = flat[-1].size
-            if piece.views is None:
-                kernel(m, m, tuple(flat), tuple(map(strided.key, flat)))
-            else:
-                args = piece.views, tuple(flat[:-1]), flat[-1]
-                kernel_apart(m, m, args, key, strided.piece(piece.views))
-
-    return call
-
-
-def _tuple_types(*dtypes: Any) -> Types:
-    *x, y = _array_types(*dtypes)
-    return types.Tuple(x), y
-
-
-def _array_types(*dtypes: Any) -> Types:
-    return tuple(array_type(d) for d in dtypes)
-
-
-def _apart_types(*dtypes: Any) -> Types:
-    return strided.VIEWS, *_tuple_types(*dtypes)

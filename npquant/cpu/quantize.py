@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from npquant.cpu.loops import Elementwise, Guessed, Tried
+from npquant.cpu.loops import Elementwise
+from npquant.cpu.shortcuts import Guessed, Tried
 from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize).run

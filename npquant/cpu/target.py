@@ -108,6 +108,11 @@ def array_type(dtype: np.dtype[Any], ndim: int = 1, layout: str = "C") -> types.
     return Borrowed(TYPES[dtype], ndim, layout)
 
 
+def array_types(*dtypes: Any) -> Types:
+    """The types of several."""
+    return tuple(map(array_type, dtypes))
+
+
 @called
 def usual(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
     """Whether `n` scales are positive and finite, and as many zero points within least..most."""

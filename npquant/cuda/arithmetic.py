@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cuda.loops import Map, flat_map, nothing
+from npquant.cuda.loops import Map, mapped, nothing
 from npquant.formulas.base import clamp, formula
 from npquant.formulas.qparams import larger, smaller
 from npquant.layout import PER_TENSOR
@@ -29,9 +29,9 @@ def _minimum(x: Any, y: Any) -> Any:
 
 
 #: a, b -> y. A NaN of either is the result.
-add = flat_map(_sum, "add")
-maximum = flat_map(_maximum, "maximum")
-minimum = flat_map(_minimum, "minimum")
+add = mapped(_sum, "add")
+maximum = mapped(_maximum, "maximum")
+minimum = mapped(_minimum, "minimum")
 
 
 @formula

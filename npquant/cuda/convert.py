@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.cuda.arrays import DeviceArray, device
-from npquant.cuda.loops import flat_map
+from npquant.cuda.loops import mapped
 from npquant.cuda.walk import copy
 from npquant.formulas.base import formula
 from npquant.primitives import converted, item, like, widen
@@ -33,14 +33,14 @@ def _nonzero_float(x: Any, y: Any) -> Any:
     return widen(x[0]) != np.float32(0)  # a format that the compiler was taught has no !=
 
 
-_convert = flat_map(_converted, "convert")
-_wrap = flat_map(_wrapped, "wrap")
-_to_bool = flat_map(_nonzero, "nonzero")
-_float_to_bool = flat_map(_nonzero_float, "nonzero_float")
+_convert = mapped(_converted, "convert")
+_wrap = mapped(_wrapped, "wrap")
+_to_bool = mapped(_nonzero, "nonzero")
+_float_to_bool = mapped(_nonzero_float, "nonzero_float")
 
 
 def convert(*arrays: Any, given: bool = False) -> None:
-    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too; as of `flat_map`."""
+    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too; as of `mapped`."""
     x, y = map(device, arrays)
     if x.dtype == y.dtype:
         copy(x, y)
@@ -67,4 +67,4 @@ def _inverse(x: Any, y: Any) -> Any:
 
 
 #: scale -> its reciprocal, divided in float64: what the host does to one that is a number.
-inverse = flat_map(_inverse, "inverse")
+inverse = mapped(_inverse, "inverse")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from npquant.cuda.arrays import device
-from npquant.cuda.loops import Elementwise, flat_map
+from npquant.cuda.loops import Elementwise, mapped
 from npquant.cuda.walk import copy as copy_strided
 from npquant.formulas import fake_quantize as f
 from npquant.formulas.base import formula
@@ -50,7 +50,7 @@ def _masked(x: Any, y: Any) -> Any:
 
 
 #: grad, mask -> grad_input.
-masked_gradient = flat_map(_masked, "masked_gradient")
+masked_gradient = mapped(_masked, "masked_gradient")
 
 
 def copy(x: Any, y: Any, mask: Any) -> None:
@@ -65,4 +65,4 @@ def _inside(x: Any, y: Any) -> Any:
     return True
 
 
-_true = flat_map(_inside, "all_inside")
+_true = mapped(_inside, "all_inside")

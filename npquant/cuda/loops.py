@@ -251,7 +251,7 @@ def nothing(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     return scale
 
 
-def flat_map(element: Callable[..., Any], name: str) -> Callable[..., None]:
+def mapped(element: Callable[..., Any], name: str) -> Callable[..., None]:
     """A kernel of arrays of one shape, the last of them the output, without qparams.
 
     ``element(x, y)`` is the result for one element of each of the others, a tuple. Whether the

@@ -1,0 +1,187 @@
+"""Ops whose rule is float64, and which float32 does alike for most of what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from npquant.cpu.loops import LONG, MADE, Elementwise, end_past, stretch_of
+from npquant.cpu.lowered import called
+from npquant.cpu.memory import AHEAD, FAR, FETCHED_FAR, fetch, local, to_line
+from npquant.cpu.target import usual
+from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
+from npquant.formulas.quantize import SURE
+from npquant.primitives import bits, item, like, of_bits, store
+
+#: Of blocks up to so many elements nothing is guessed.
+LONG_GUESSED = 96
+
+#: Codes of one byte.
+CODES = 256
+
+_NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
+_IN_FLOAT32 = FLOATS - {float64}
+#: Of zero points: float64, and those that differences are rounded to two bytes for.
+_NOT_IN_FLOAT32 = FLOATS - {float32}
+
+
+class Guessed(Elementwise):
+    """An op whose codes float32 knows where PyTorch's rule is float64, but for a few near ties.
+
+    Parameters
+    ----------
+    parameters, element : callable
+        As of `Elementwise`.
+    split, guess : callable
+        The same of data that float32 holds, and a float64 scale; ``guess(...) -> (code, rest)``,
+        and the code is sure where the rest is below `SURE`.
+    """
+
+    def __init__(
+        self, parameters: Callable[..., Any], element: Callable[..., Any],
+        split: Callable[..., Any], guess: Callable[..., Any],
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, element)
+
+        def guesses(
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
+            """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
+            if not usual(look, scale, zero_point, least, most):
+                return False
+            constants, far = (lo, hi, nan), y.size >= FAR
+            while begin < end:
+                row = (first + begin) // inner
+                c, stop = row % channels, min((row + 1) * inner - first, end)
+                p = split(x, scale[c], zero_point[c], constants, y)
+                while begin < stop:
+                    m = stop - begin
+                    if m > LONG:
+                        m = to_line(x, begin) or LONG
+                    if far:
+                        m = min(m, FETCHED_FAR)
+                        fetch(x, begin + AHEAD, m)
+                    base, farthest = np.uintp(begin), np.int32(0)
+                    for k in range(np.uintp(m)):
+                        code, rest = guess(x[base + k], p, constants, y)
+                        store(y, base + k, code)
+                        farthest = max(farthest, rest)
+                    if farthest >= SURE:
+                        rule = parameters(x, scale[c], zero_point[c], constants, y)
+                        for k in range(np.uintp(m)):
+                            code, _ = element(x[base + k], rule, constants, y)
+                            store(y, base + k, code)
+                    begin += m
+            return True
+
+        by_rule, self.guess = self.rule_of_blocks, called(guesses)
+        by_guess = self.guess
+
+        def blocks(
+            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+            inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+            mask: Any,
+        ) -> Any:  # fmt: skip
+            """Items (row)."""
+            if inner > LONG_GUESSED:
+                return by_guess(begin * inner, end * inner, look, least, most, first, channels,
+                                inner, x, scale, zero_point, lo, hi, nan, y, mask)  # fmt: skip
+            return by_rule(begin, end, look, least, most, first, channels, inner, x, scale,
+                           zero_point, lo, hi, nan, y, mask)  # fmt: skip
+
+        name = f"{parameters.__name__}_{element.__name__}_guessed"
+        self.shortcut(_guesses, name, guesses, blocks)
+
+
+def guessable(x: Any, y: Any, scale: Any) -> bool:
+    """Of data that float32 holds, float64 scales, and integers it holds in its last bits.
+
+    Not of codes as wide as the data: they may lie where these do, which a second look would miss.
+    """
+    apart = x.base.itemsize != y.itemsize
+    return apart and x.base in _IN_FLOAT32 and scale == np.dtype(np.float64) and y in _NARROW
+
+
+def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+    return guessable(x, y, qparams[0])
+
+
+class Tried(Elementwise):
+    """An op of one-byte codes that float32 does for most scales, where PyTorch's rule is float64.
+
+    Every code is tried with a scale before a long run of them is done so.
+
+    Parameters
+    ----------
+    parameters, element : callable
+        As of `Elementwise`.
+    split, quick : callable
+        The same in float32.
+    """
+
+    def __init__(
+        self, parameters: Callable[..., Any], element: Callable[..., Any],
+        split: Callable[..., Any], quick: Callable[..., Any],
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, element)
+
+        def tried_to(past: bool) -> Callable[..., Any]:
+            def tried(
+                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+                mask: Any,
+            ) -> Any:  # fmt: skip
+                """As `runs`; one of which float32 gets a code wrong is done by the rule."""
+                if not usual(look, scale, zero_point, least, most):
+                    return False
+                constants = lo, hi, nan
+                made, held = local(MADE, item(y)), 0
+                while begin < end:
+                    row = (first + begin) // inner
+                    stop = min((row + 1) * inner - first, end)
+                    c = row % channels
+                    rule = parameters(x, scale[c], zero_point[c], constants, y)
+                    p = split(x, scale[c], zero_point[c], constants, y)
+                    wrong = np.int32(stop - begin < LONG)
+                    for k in range(np.uintp(0 if wrong else CODES)):
+                        q = of_bits(np.int32(k), item(x))
+                        value, _ = element(q, rule, constants, y)
+                        tried, _ = quick(q, p, constants, y)
+                        wrong |= bits(like(value, tried)) ^ bits(tried)
+                    while begin < stop:
+                        m = min(stop - begin, LONG) if past else stop - begin
+                        if past and wrong:
+                            held = by_rule(x, begin, m, rule, constants, y, made, held)
+                        elif past:
+                            held = quickly(x, begin, m, p, constants, y, made, held)
+                        elif wrong:
+                            base = np.uintp(begin)
+                            for k in range(np.uintp(m)):
+                                value, _ = element(x[base + k], rule, constants, y)
+                                store(y, base + k, value)
+                        else:
+                            base = np.uintp(begin)
+                            for k in range(np.uintp(m)):
+                                value, _ = quick(x[base + k], p, constants, y)
+                                store(y, base + k, value)
+                        begin += m
+                if past:
+                    end_past(y, end, made, held)
+                return True
+
+            return tried
+
+        name = f"{split.__name__}_{quick.__name__}"
+        by_rule, quickly = stretch_of(element), stretch_of(quick)
+        self.shortcut(_triable, name, tried_to(False), past=tried_to(True))
+
+
+def _triable(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+    """Of integers of a byte, float64 scales, and differences and results in float32."""
+    scale, zero_point, _ = qparams
+    few, wide = x.base.itemsize == 1 and x.base not in FLOAT8, scale == np.float64
+    return few and wide and zero_point not in _NOT_IN_FLOAT32 and y == np.float32
