@@ -385,6 +385,25 @@ def test_regularizer_backward(beta, precision):
     assert np.abs(actual - exact).max() <= 0.25 * 0.6 * beta * (4 + 6 * beta + 46) * eps
 
 
+@by_precision
+@pytest.mark.parametrize("weight", [0.25, -0.25])
+@pytest.mark.parametrize("beta", [1, 2.0, 3.7, 20])
+def test_the_regularizers_gradient_has_a_sign_where_it_is_zero(beta, weight, precision):
+    """At h = 1/2 the sign of d is 0, and the zero has that of -weight; where h is cut off, none."""
+    middle = np.zeros(2, precision)
+    if precision == F64:  # there h(0) is not 1/2; some sigmoid next to it is
+        sigma = (0.5 - F64(oracle.GAMMA)) / F64(F32(oracle.ZETA - oracle.GAMMA))
+        middle = np.log(sigma / (1 - sigma)) + np.arange(-50, 50) * 1e-16
+    middle = middle[nq.adaround_soft(np.zeros_like(middle), middle, 1.0, 0, -8, 7) == 0.5]
+    assert middle.size
+    v = np.concatenate([middle, np.array([30, -30, 1e30, -np.inf], precision)])
+    gradient = nq.adaround_regularizer_backward(v, beta, weight)
+    expected = np.where(np.arange(v.size) < middle.size, -np.sign(weight) * 0.0, 0.0)
+    assert_same(gradient, expected.astype(precision))
+    if precision == F32:  # the oracle's sigmoid is the same number there
+        assert_same(oracle.adaround_regularizer_backward(v, beta, weight), gradient)
+
+
 def test_the_gradient_is_the_slope_of_the_sum():
     """By central differences in float64, where nothing is cut off."""
     v = np.random.default_rng(0).uniform(-2, 2, 20)

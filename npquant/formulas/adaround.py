@@ -237,7 +237,7 @@ def slope_log2(v: Any, made: Any, shared: Any) -> Any:
 def slope(v: Any, made: Any, shared: Any) -> Any:
     (sigma, d, t), ((beta, weight), _) = made, shared
     g = -weight * (beta * raised(decided(d), t))
-    g = g if d > like(np.float32(0), d) else -g
+    g = -g if d < like(np.float32(0), d) else g
     return slope_of_rectified_sigmoid(g * like(np.float32(2), d), sigma)
 
 

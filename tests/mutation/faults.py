@@ -52,6 +52,7 @@ BESIDE = tests("ops", "float64_scales_beside_zero_points_of_two_bytes")
 STEPS = tests("adaround", "an_element_does_not_know_where_it_stands")
 INIT, START = tests("adaround", "init"), tests("adaround", "start_of_every_fraction")
 ACCURACY = tests("adaround", "power")
+MIDDLE_OF_H = tests("adaround", "the_regularizers_gradient_has_a_sign_where_it_is_zero")
 GRADIENT = tests("autograd", "gradient_is_the_exact_difference", "sigmoid_and_relu_of_specials")
 TAPE = tests("autograd", "gradients_add_up_where_an_array_is_used_twice", "sources")
 LABELS = tests("autograd", "gradient_of_softmax_cross_entropy")
@@ -215,6 +216,10 @@ FAULTS = (
           "g = g if (zero <= h) & (h <= one) else zero",
           "g = g",
           "a gradient where h is cut off", SOFT),
+    Fault("formulas/adaround.py",
+          "g = -g if d < like(np.float32(0), d) else g",
+          "g = g if d > like(np.float32(0), d) else -g",
+          "another sign of the zero in the middle", MIDDLE_OF_H),
     Fault("formulas/adaround.py",
           "return -log(odds)",
           "return log(odds)",

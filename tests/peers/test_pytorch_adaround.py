@@ -149,6 +149,21 @@ def test_loss(step):
     np.testing.assert_allclose(gradient, exact.grad, rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("weight", [0.25, -0.25])
+@pytest.mark.parametrize("beta", [1.0, 2.0, 3.7, 20.0])
+def test_the_sign_of_a_gradient_that_is_zero(beta, weight):
+    """Autograd of the formula as it stands: in the middle -0.0 times the weight, else 0.0."""
+    v = np.array([0.0, -0.0, 30, -30, 1e30, -np.inf], F32)
+    tensor = torch.from_numpy(v).requires_grad_()
+    h = rectified(tensor)
+    (weight * torch.sum(1 - torch.abs(2 * h - 1) ** beta)).backward()
+    gradient = nq.adaround_regularizer_backward(v, beta, weight)
+    assert not gradient.any()
+    assert not tensor.grad.any()
+    assert np.signbit(gradient).tolist() == torch.signbit(tensor.grad).tolist()
+    assert np.signbit(gradient).tolist() == [*[weight > 0] * 2, *[False] * 4]
+
+
 def test_reconstruction():
     rng = np.random.default_rng(0)
     output, target = (rng.normal(size=(50, 30)).astype(F32) for _ in range(2))
