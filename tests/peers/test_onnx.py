@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
 
 import cases
 import npquant as nq
@@ -20,9 +21,12 @@ ort.set_default_logger_severity(3)
 FLOAT = TensorProto.FLOAT
 F16, BF16, F32, _ = cases.FLOATS
 E4M3FN, E5M2 = cases.FLOAT8
-#: ONNX quantizes to these. ONNX Runtime has no kernel on the CPU for those of two bits.
+#: ONNX quantizes to these.
 TARGETS = [d for d in cases.BOUNDS if d != np.int32]
 TWO_BITS = [np.dtype(t) for t in (ml_dtypes.int2, ml_dtypes.uint2)]
+#: Versions of the ops, and of the file format that each needs: with float8, with blocks and four
+#: bits, with a `precision`, with two bits.
+OPSETS = {19: 9, 21: 10, 23: 11, 25: 13}
 DIVIDE = {"rounding": "divide"}
 
 
@@ -142,7 +146,7 @@ def test_the_cases_are_there():
 # --- the evaluators, at ties ------------------------------------------------------------------
 
 
-def model_of(kind, x, scale, zero_point, **attributes):
+def model_of(kind, x, scale, zero_point, opset=21, **attributes):
     """One node of constants; its result becomes float32, since not every dtype can leave it."""
     constants = {"x": x, "scale": scale, "zero_point": zero_point}
     node = helper.make_node(kind, list(constants), ["y"], **attributes)
@@ -150,8 +154,9 @@ def model_of(kind, x, scale, zero_point, **attributes):
     output = helper.make_tensor_value_info("values", FLOAT, x.shape)
     tensors = [numpy_helper.from_array(v, name) for name, v in constants.items()]
     graph = helper.make_graph([node, cast], "one", [], [output], tensors)
-    opset, ir = (25, 13) if zero_point.dtype in TWO_BITS else (21, 10)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+    opset = 25 if zero_point.dtype in TWO_BITS else opset
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=OPSETS[opset])
     onnx.checker.check_model(model)
     return model
 
@@ -167,10 +172,6 @@ def runtime(*node, **attributes):
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(model, options, ["CPUExecutionProvider"]).run(None, {})[0]
-
-
-def evaluators(dtype):
-    return (reference,) if dtype in TWO_BITS else (reference, runtime)
 
 
 def ties(scale, target, dtype=F32):
@@ -202,12 +203,12 @@ def test_ties_per_tensor(target):
         s, zero_point = np.array(scale, F32), np.array(z, target)
         x = ties(s, target)
         q = nq.quantize_per_tensor(x, s, z, *args, **DIVIDE)
-        for evaluate in evaluators(target):
+        for evaluate in (reference, runtime):
             cases.assert_same(
                 q.astype(F32), evaluate("QuantizeLinear", x, s, zero_point), (evaluate, scale)
             )
         y = nq.dequantize_per_tensor(q, s, z, *args)
-        for evaluate in evaluators(target):
+        for evaluate in (reference, runtime):
             cases.assert_same(y, evaluate("DequantizeLinear", q, s, zero_point), (evaluate, scale))
         other = nq.quantize_per_tensor(x, s, z, *args) != q
         assert target in cases.FLOAT8 or scale not in SCALES[:2] or not other.any()
@@ -254,20 +255,68 @@ def test_ties_of_blocks(target):
             cases.assert_same(y, evaluate("DequantizeLinear", q, s, z, **block))
 
 
+@pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("dtype", **named([F16, BF16]))
-def test_ties_of_two_byte_numbers(dtype):
-    """ONNX divides in the type of the scale. ONNX Runtime, which has no bfloat16, widens it."""
+def test_ties_of_two_byte_numbers(dtype, opset):
+    """ONNX divides in the type of the scale. ONNX Runtime widens it before opset 23."""
     s = np.array([0.1], dtype)
     x = ties(s[0], np.dtype(np.int8), dtype)
     args = np.zeros(1, np.int8), 0, -128, 127, np.int8
     narrow = nq.quantize_per_channel(x[None], s, *args, **DIVIDE)[0]
     wide = nq.quantize_per_channel(x[None], s.astype(F32), *args, **DIVIDE)[0]
     cases.assert_same(wide, nq.quantize_per_tensor(x, s, *args[:1], *args[2:], **DIVIDE))
-    node = "QuantizeLinear", x, np.array(s[0]), np.zeros((), np.int8)
+    node = "QuantizeLinear", x, np.array(s[0]), np.zeros((), np.int8), opset
     cases.assert_same(narrow.astype(F32), reference(*node))
-    if dtype == F16:
-        cases.assert_same(wide.astype(F32), runtime(*node))
+    if dtype == BF16:
+        with pytest.raises(NotImplemented_, match="Could not find an implementation"):
+            runtime(*node)
+    else:
+        cases.assert_same((wide if opset < 23 else narrow).astype(F32), runtime(*node))
+        if opset >= 23:
+            cases.assert_same(wide.astype(F32), runtime(*node, precision=FLOAT))
     assert (narrow != wide).any()
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_ties_of_every_version(opset):
+    """Of float32 none differs."""
+    s, z = np.array(0.1, F32), np.array(3, np.int8)
+    x = ties(s, z.dtype)
+    q = nq.quantize_per_tensor(x, s, 3, -128, 127, np.int8, **DIVIDE)
+    cases.assert_same(q.astype(F32), runtime("QuantizeLinear", x, s, z, opset))
+    y = nq.dequantize_per_tensor(q, s, 3, -128, 127, np.int8)
+    cases.assert_same(y, runtime("DequantizeLinear", q, s, z, opset))
+
+
+@pytest.mark.parametrize("opset", [23, 25])
+def test_float32_beside_float16_scales(opset):
+    """ONNX Runtime rounds the input to the type of the scale: npquant does if it is told to."""
+    x, s, z = ties(0.1, np.dtype(np.int8)), np.array(0.1, F16), np.zeros((), np.int8)
+    args = s[None], [0], 0, -128, 127, np.int8
+    narrow = nq.quantize_per_channel(x.astype(F16)[None], *args, **DIVIDE)[0]
+    wide = nq.quantize_per_channel(x[None], *args, **DIVIDE)[0]
+    cases.assert_same(narrow.astype(F32), runtime("QuantizeLinear", x, s, z, opset))
+    cases.assert_same(wide.astype(F32), reference("QuantizeLinear", x, s, z, opset))
+    assert (narrow != wide).any()
+
+
+@pytest.mark.parametrize("target", **named([np.dtype(np.int8), np.dtype(ml_dtypes.int4), E5M2]))
+@pytest.mark.parametrize("opset", [21, 25])
+def test_float16_of_channels_and_blocks(target, opset):
+    rng = np.random.default_rng(5)
+    lo, hi = cases.BOUNDS[target]
+    s = rng.uniform(0.05, 0.9, 4).astype(F16)
+    x = ((rng.integers(-140, 140, (4, 640)) + 0.5) * s[:, None]).astype(F16)
+    scales = s if opset >= 23 else s.astype(F32)
+    q = nq.quantize_per_channel(x, scales, [0] * 4, 0, lo, hi, target, **DIVIDE)
+    other = s.astype(F32) if opset >= 23 else s
+    assert (q != nq.quantize_per_channel(x, other, [0] * 4, 0, lo, hi, target, **DIVIDE)).any()
+    y = nq.dequantize_per_channel(q, s, [0] * 4, 0, lo, hi, target, out_dtype=F16)
+    along, zero = {"axis": 0}, np.zeros(4, target)
+    blocks, zeros = {"axis": 1, "block_size": 160}, np.zeros((4, 4), target)
+    for *qparams, at in ((s, zero, along), (np.repeat(s[:, None], 4, axis=1), zeros, blocks)):
+        cases.assert_same(q.astype(F32), runtime("QuantizeLinear", x, *qparams, opset, **at))
+        cases.assert_same(y.astype(F32), runtime("DequantizeLinear", q, *qparams, opset, **at))
 
 
 def test_fake_quantize_is_quantize_and_dequantize():
