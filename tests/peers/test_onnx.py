@@ -333,6 +333,90 @@ def test_fake_quantize_is_quantize_and_dequantize():
     assert (y != nq.fake_quantize_per_tensor_affine(*args)).any()
 
 
+# --- qparams of the data ----------------------------------------------------------------------
+
+
+def dynamic_model():
+    """One node, of data of any length."""
+    outputs = {"y": TensorProto.UINT8, "scale": FLOAT, "zero_point": TensorProto.UINT8}
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], list(outputs))
+    x = helper.make_tensor_value_info("x", FLOAT, ["n"])
+    y = [
+        helper.make_tensor_value_info(name, kind, ["n"] if name == "y" else [])
+        for name, kind in outputs.items()
+    ]
+    graph = helper.make_graph([node], "one", [x], y)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+
+
+DYNAMIC = (
+    ReferenceEvaluator(dynamic_model()),
+    ort.InferenceSession(dynamic_model().SerializeToString(), providers=["CPUExecutionProvider"]),
+)
+
+
+def dynamic_qparams(x):
+    return nq.choose_qparams(x, 0, 255, 0.0, np.uint8)
+
+
+def dynamic_data():
+    """Of one sign and of both, of every size, single numbers; ranges whose zero point is a tie."""
+    rng = np.random.default_rng(0)
+    for exponent in range(-40, 38):
+        x = rng.normal(rng.normal(), 1, 60) * 10.0**exponent
+        yield from (x, abs(x), -abs(x), x[:1], [x[0], 0.0], np.full(9, x[0]))
+    for least in range(255):  # the least subnormal number has no half
+        for scale in (2.0**-149, 2.0**-126, 0.25, 1.0, 2.0**119, 0.1):
+            ends = (
+                np.array([-(least + 0.5), 254.5 - least])
+                if scale > 1e-40
+                else [-least, 255 - least]
+            )
+            inner = rng.uniform(*ends, 20)
+            yield np.concatenate([ends, inner, np.rint(inner) + 0.5]).clip(*ends) * scale
+
+
+def test_dynamic_quantize_linear():
+    """The affine qparams of PyTorch are ONNX's, if no least scale is asked for."""
+    ties = 0
+    for x in dynamic_data():
+        x = np.array(x, F32)
+        s, z = dynamic_qparams(x)
+        if s == 0:
+            continue
+        q = nq.quantize_per_tensor(x, s, z, 0, 255, np.uint8, **DIVIDE)
+        for evaluator in DYNAMIC:
+            with np.errstate(over="ignore"):
+                expected = evaluator.run(None, {"x": x})
+            actual = q, s.astype(F32)[0], z.astype(np.uint8)[0]
+            for one, other in zip(actual, expected, strict=True):
+                cases.assert_same(one, other, (x, evaluator))
+        ties += x.min() / s.astype(F32)[0] % 1 == 0.5
+    assert ties > 900
+
+
+@pytest.mark.parametrize(
+    ("data", "scale", "theirs"),
+    [
+        ([0, -0.0], 0, [1 / 255, 1]),
+        ([1e-44, 3e-45], 0, [0, 0]),  # the 255th part of it is none
+        ([-3e38, 3e38], np.inf, [np.inf, np.inf]),
+        ([1, np.inf], np.inf, [np.inf, np.inf]),
+        ([1, np.nan], np.nan, [np.nan, 1 / 255]),
+    ],
+    ids=["zeros", "next_to_zero", "too_wide", "infinite", "nan"],
+)
+def test_dynamic_quantize_linear_of_what_has_no_scale(data, scale, theirs):
+    x = np.array(data, F32)
+    s, z = dynamic_qparams(x)
+    np.testing.assert_array_equal(s, [scale])
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        nq.quantize_per_tensor(x, s, z, 0, 255, np.uint8, **DIVIDE)
+    with np.errstate(all="ignore"):
+        found = [evaluator.run(None, {"x": x})[1] for evaluator in DYNAMIC]
+    np.testing.assert_array_equal(found, np.array(theirs, F32))
+
+
 # --- where no argument gives ONNX's codes -----------------------------------------------------
 
 
