@@ -177,7 +177,7 @@ def test_clipping_error():
     for start, end in ((0, 99), (3, 90), (40, 60)):
         ends = np.float32(-9), np.float32(9)
         widths = clip_widths(*ends, 100, end - start + 1, 16)
-        got = cpu.histogram._clipping_error(
+        got = cpu.searches.clipping_error(
             counts, 100, widths, start, 16, np.empty(100, np.float32), 0
         )
         assert_same(got, oracle.clipping_error(counts, *ends, start, end, 16))
@@ -218,7 +218,7 @@ def test_the_order_of_torch_sum(n):
         assert_same(oracle.torch_sum(1 / np.arange(1, 101, dtype=np.float32)),
                     np.uint32(0x40A5FF00).view(np.float32))  # fmt: skip
     x = data(n) * 100
-    assert_same(cpu.histogram.torch_sum(x, n), oracle.torch_sum(x))
+    assert_same(cpu.searches.torch_sum(x, n), oracle.torch_sum(x))
 
 
 def test_floor_division_has_the_bits_of_fmod():

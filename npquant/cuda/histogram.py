@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu import histogram as searches
-from npquant.cpu.histogram import bin_of_part, codes_of, search_of_ends, torch_sum
+from npquant.cpu import searches
 from npquant.cpu.lanes import LANES
+from npquant.cpu.searches import bin_of_part, codes_of, search_of_ends, torch_sum
 from npquant.cuda.arrays import device
 from npquant.cuda.reduce import Shape, divided, parts_of, place_of, run
 from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
@@ -340,7 +340,7 @@ class Clip:
     Parameters
     ----------
     search : callable
-        A search of npquant.cpu.histogram.
+        A search of npquant.cpu.searches.
     integers, floats : int
         How many rooms of either kind it needs.
     threads : int

@@ -399,7 +399,7 @@ FAULTS = (
           "h[dead, dead] = 1.0; mean = float(np.mean(np.diag(h)))",
           "columns without inputs that count in the mean of the others",
           tests("gptq", "arguments_are_only_read_and_repeat")),
-    Fault("cpu/histogram.py",
+    Fault("cpu/searches.py",
           "if clipped == 0 or (filled[kept] > 1 and clipped <= below[kept]):",
           "if below[kept] > 0:",
           "a range of one bin, of which nothing is lost",
