@@ -17,9 +17,10 @@ from numba.core.registry import cpu_target
 from numba.core.typing.templates import _OverloadFunctionTemplate
 from numba.extending import overload, register_jitable
 
+from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import fetch, fetch_to_second
-from npquant.cpu.target import Kernel, _compile, array_type, usual
+from npquant.cpu.target import Kernel, _compile, array_type
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")

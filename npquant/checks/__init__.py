@@ -87,5 +87,5 @@ from npquant.checks.qparams import (
     usual,
     zero_points,
 )
-from npquant.cpu.qparams import any_reversed, outside
+from npquant.cpu.checks import any_reversed, outside
 from npquant.dtypes import EXACT32, affine_precision, precision

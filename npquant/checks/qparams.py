@@ -10,7 +10,7 @@ import numpy as np
 from npquant import dtypes
 from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, on_device, together
 from npquant.checks.numbers import scale_float32, scale_in, single_number, zero_point_number
-from npquant.cpu.qparams import Looks, outside
+from npquant.cpu.checks import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
 from npquant.meta import ArraySpec

@@ -10,12 +10,13 @@ from typing import Any
 
 from numba import types
 
+from npquant.cpu.checks import usual
 from npquant.cpu.extremes import range_of_run
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.memory import local
 from npquant.cpu.quantize import per_token
 from npquant.cpu.shortcuts import Guessed, guessable
-from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type, usual
+from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 from npquant.formulas.qparams import token_asymmetric_qparams, token_qparams
 from npquant.primitives import item, like
 

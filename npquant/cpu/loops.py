@@ -17,6 +17,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import packed, strided, table
+from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
     AHEAD,
@@ -34,16 +35,7 @@ from npquant.cpu.memory import (
     write_past,
 )
 from npquant.cpu.steps import STRIP, brought, in_steps
-from npquant.cpu.target import (
-    GRAIN,
-    PARALLEL_FROM,
-    Either,
-    Kernel,
-    Types,
-    array_type,
-    array_types,
-    usual,
-)
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
 from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
 from npquant.layout import Granularity
 from npquant.primitives import at, each, item, store

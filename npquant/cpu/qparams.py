@@ -1,32 +1,22 @@
-"""Statistics, the qparams that are chosen from them, and the check of qparams themselves."""
+"""Statistics, and the qparams that are chosen from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba import types
 
 from npquant.cpu import extremes
+from npquant.cpu.checks import one_reversed
 from npquant.cpu.extremes import extremes_of
 from npquant.cpu.lowered import called
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import (
-    GRAIN,
-    PARALLEL_FROM,
-    Compiled,
-    Kernel,
-    Types,
-    array_type,
-    compiled,
-    renamed,
-    usual,
-)
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
-from npquant.primitives import item, key, like, widen
+from npquant.primitives import item, key, like
 
 Array = np.ndarray[Any, Any]
 
@@ -80,18 +70,6 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     return least, greatest
 
 
-@called
-def _any_reversed(least: Any, greatest: Any) -> Any:
-    bad = 0
-    for i in range(least.size):
-        bad |= widen(least[i]) > widen(greatest[i])
-    return bad
-
-
-#: ``any_reversed[dtype](least, greatest)``: whether a least value exceeds its greatest.
-any_reversed = compiled(_any_reversed, lambda dtype: (array_type(dtype), array_type(dtype)))
-
-
 class Choose:
     """The range of each channel -> its scale and zero point."""
 
@@ -114,7 +92,7 @@ class Choose:
             zero_point: Any,
         ) -> Any:  # fmt: skip
             """The same, unless a least value exceeds its greatest; then nothing is written."""
-            if _any_reversed(least, greatest):
+            if one_reversed(least, greatest):
                 return False
             choose(0, least.size, least, greatest, lo, hi, eps, middle, scale, zero_point)
             return True
@@ -261,72 +239,3 @@ def _observe_signature(x: Any, precision: str, scale: Any, zero_point: Any) -> T
 
 observe_fbgemm = Observe(f.fbgemm_qparams)
 observe_fbgemm_symmetric = Observe(f.fbgemm_symmetric_qparams)
-
-
-# --- checks -----------------------------------------------------------------------------------
-
-#: What `widen` takes to float64.
-_WIDE = frozenset(np.dtype(t) for t in ("float64", "int32", "uint32", "int64"))
-
-
-def _any_outside(p: Any, lo: Any, hi: Any) -> Any:
-    bad = 0
-    for i in range(p.size):  # to the end: a loop that can stop early is not vectorised
-        v = widen(p[i])
-        bad |= not (v >= lo and v <= hi)
-    return bad
-
-
-def _types(dtype: Any) -> Types:
-    number = types.float64 if dtype in _WIDE else types.float32
-    return array_type(dtype), number, number
-
-
-_call = compiled(_any_outside, _types)
-
-
-def _both_types(scale: Any, zero_point: Any) -> Types:
-    return array_type(scale), array_type(zero_point), types.float64, types.float64
-
-
-def _look(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
-    """So that what a kernel calls is compiled once."""
-    return usual(n, scale, zero_point, least, most)
-
-
-_inside = compiled(_look, lambda kinds: (types.intp, *_both_types(*kinds)))
-
-
-class Looks(Compiled):
-    """What looks at scales and zero points of some pairs of dtypes; None for all others.
-
-    ``Looks(...)[s.dtype, z.dtype](n, s, z, lo, hi)`` tells whether all `n` scales are positive and
-    finite, and all zero points within lo..hi.
-    """
-
-    def __init__(self, *kinds: tuple[Any, Any]) -> None:
-        super().__init__(_inside.__getitem__)
-        self._kinds = frozenset(kinds)
-
-    def __missing__(self, key: Any) -> Any:
-        return super().__missing__(key) if key in self._kinds else None
-
-
-@lru_cache(maxsize=256)
-def _inward(lo: float, hi: float) -> tuple[float, float]:
-    """The bounds as float32, rounded so that nothing outside is let in."""
-    with np.errstate(all="ignore"):
-        a, b = np.float32(lo), np.float32(hi)
-        a = a if float(a) >= lo else np.nextafter(a, np.float32(np.inf))
-        b = b if float(b) <= hi else np.nextafter(b, np.float32(-np.inf))
-    return float(a), float(b)
-
-
-def outside(p: Array, lo: float, hi: float) -> int:
-    """The index of the first element of `p` that is NaN or not in [lo, hi]; -1 if there is none."""
-    bounds = (lo, hi) if p.dtype in _WIDE else _inward(lo, hi)
-    if not _call[p.dtype](p, *bounds):
-        return -1
-    with np.errstate(invalid="ignore"):
-        v = p.astype(np.float64)
-        return int(np.argmin((v >= lo) & (v <= hi)))

@@ -17,13 +17,14 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import table
+from npquant.cpu.checks import usual
 from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import Borrowed, fetch_to_second, local, near, to_line
 from npquant.cpu.steps import brought, in_steps
 from npquant.cpu.strided import VIEWS, every_second, gather, room, scatter, taken
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type, usual
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import (
     channel_pieces,
     contiguous,

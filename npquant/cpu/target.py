@@ -24,12 +24,10 @@ from numba.core.compiler_lock import global_compiler_lock
 from npquant.cpu import cache
 from npquant.cpu import primitives as _primitives  # noqa: F401 (teaches the compiler)
 from npquant.cpu import threads as pool
-from npquant.cpu.lowered import called
 from npquant.cpu.memory import Borrowed, EverySecond
 from npquant.cpu.parts import parts_of
 from npquant.cpu.passes import needed_work
 from npquant.cpu.storage import TYPES
-from npquant.primitives import at, widen
 
 #: error_model="numpy": a division by zero is an infinity, not a branch to an exception.
 #: nogil: other Python threads run meanwhile. Never fastmath: a bit is a bit.
@@ -111,16 +109,6 @@ def array_type(dtype: np.dtype[Any], ndim: int = 1, layout: str = "C") -> types.
 def array_types(*dtypes: Any) -> Types:
     """The types of several."""
     return tuple(map(array_type, dtypes))
-
-
-@called
-def usual(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
-    """Whether `n` scales are positive and finite, and as many zero points within least..most."""
-    good = True
-    for i in range(np.uintp(n)):  # to the end: a loop that can stop early is not vectorised
-        v, w = widen(at(scale, i)), widen(at(zero_point, i))
-        good &= (v > type(v)(0)) & (v < type(v)(np.inf)) & (w >= least) & (w <= most)
-    return good
 
 
 class Kernel:

@@ -432,7 +432,7 @@ FAULTS = (
           "            if look(scale.size, scale, zero_point, lo, hi):\n",
           "            if look is not None:\n",
           "a check removed: the values of qparams as they mostly are", WRONG),
-    Fault("cpu/target.py",
+    Fault("cpu/checks.py",
           " & (w >= least) & (w <= most)",
           " & (w <= most)",
           "a check removed: zero points below the least", WRONG),
