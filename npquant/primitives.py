@@ -77,6 +77,11 @@ def floating(v: Any) -> Any:
     return np.float32(v) if isinstance(v, (int, np.integer)) else v
 
 
+def whole(v: Any) -> Any:
+    """`v`; an integer as an int64, in which differences of those of 32 bits are exact."""
+    return np.int64(v) if isinstance(v, (int, np.integer)) else v
+
+
 def at(p: Any, c: Any) -> Any:
     """The parameter of channel `c`: `p` is one number for all, or an array of one a channel."""
     return p[c] if isinstance(p, np.ndarray) else p

@@ -98,6 +98,8 @@ def test_items():
     assert p.by_precision(F64(1), lambda v: "single", lambda v: "double") == "double"
     assert same(p.of_bits(np.int32(200), np.int8(0)), np.int8(-56))
     assert same(p.of_bits(np.int32(0x3C), E4M3(0)), E4M3(1.5))
+    assert same(p.whole(np.int32(2**31 - 1)), np.int64(2**31 - 1))
+    assert same(p.whole(BF16(0.1)), BF16(0.1))
     assert same(p.floating(np.int8(3)), F32(3))
     assert same(p.floating(BF16(0.1)), BF16(0.1))
 

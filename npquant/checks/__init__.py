@@ -59,6 +59,7 @@ from npquant.checks.numbers import (
     shaping,
     switch,
     tensor_numbers,
+    truncated_int32,
     within,
     zero_point_inside,
     zero_point_number,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,18 @@ def any_on_device(x: Array, scale: Any, zero_point: Any) -> bool:
     return on_device(scale) or on_device(zero_point)
 
 
-def device_qparams(scale: Any, zero_point: Any, x: Array, precision: DType) -> tuple[Any, Any]:
-    """One scale and one zero point on a GPU: arrays, or a number beside an array."""
+def device_qparams(
+    scale: Any, zero_point: Any, x: Array, precision: DType,
+    number: Callable[[Any], Any] = zero_point_number,
+) -> tuple[Any, Any]:  # fmt: skip
+    """One scale and one zero point on a GPU: arrays, or a number beside an array.
+
+    A zero point that is one is what `number` makes of it, as beside a scale that is one.
+    """
     shapes = ((1,), ())
     s = scales(scale, "scale", shapes, x) if on_device(scale) else scale_in(precision, scale)
     if not on_device(zero_point):
-        return s, zero_point_number(zero_point)
+        return s, number(zero_point)
     return s, zero_points(zero_point, "zero_point", shapes, x)
 
 

@@ -113,6 +113,11 @@ def _floating(v):
     return cast([v], types.float32) if isinstance(v, types.Integer) else first(v)
 
 
+@teach(p.whole)
+def _whole(v):
+    return cast([v], types.int64) if isinstance(v, types.Integer) else first(v)
+
+
 @teach(p.rint)
 def _rint(x):
     if isinstance(x, Storage):

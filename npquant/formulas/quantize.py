@@ -20,6 +20,7 @@ from npquant.primitives import (
     rint,
     rounded_code,
     times,
+    whole,
     widen,
 )
 
@@ -152,8 +153,14 @@ def dequantize(q: Any, p: Any, constants: Any, y: Any) -> Any:
 
 @formula
 def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters as they are: to divide by, and on a GPU of `dequantize_promoted`."""
+    """Parameters as they are: to divide by."""
     return scale, zero_point
+
+
+@formula
+def in_integers(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of `dequantize_promoted` on a GPU, where zero points may be of any size."""
+    return scale, whole(zero_point)
 
 
 @formula

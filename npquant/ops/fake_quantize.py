@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from npquant.meta import ArraySpec
 from npquant.ops.fast_path import CODES, PYTHON_NUMBERS, FastPath, fast_path, no_fast_path
 
 _BOOL = np.dtype(np.bool_)
+#: Of zero points on a GPU.
+_INTEGERS = dtypes.int32, np.dtype(np.int64)
 #: What `out` must be apart from.
 _QPARAMS, _PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
 #: The shapes that the qparams of one tensor mostly have.
@@ -291,11 +294,14 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     if enabled and (done := at_once(x, scale, zero_point)) is not None:
         return done
     if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
-        s, z = _device_qparams(x, scale, zero_point)
+        s, z = _device_qparams(x, scale, zero_point, checks.truncated_int32)
+        z = z if type(z) is int else checks.cast(z, dtypes.int32)
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
-        if z > checks.EXACT32 or z < -checks.EXACT32:
-            names = checks.affine_precision(x.dtype, *constants[:2], z)
+    if type(z) is not int:  # on a GPU, where nobody looks how large it is
+        names = names[0], "wide", "wide"
+    elif z > checks.EXACT32 or z < -checks.EXACT32:
+        names = checks.affine_precision(x.dtype, *constants[:2], z)
     y, mask = checks.output_and_mask(x)
     lib = backend.of(x)
     if not enabled:
@@ -885,10 +891,10 @@ def _per_tensor(
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done
+    lo, hi, _ = constants
     if checks.any_on_device(x, scale, zero_point):
-        s, z = _device_qparams(x, scale, zero_point)
+        s, z = _device_qparams(x, scale, zero_point, lambda v: checks.zero_point_inside(v, lo, hi))
     else:
-        lo, hi, _ = constants
         s = checks.scale_float32(scale, kind=type(x))
         z = checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
     if masked:
@@ -900,11 +906,13 @@ def _per_tensor(
     return y, mask
 
 
-def _device_qparams(x: Array, scale: Any, zero_point: Any) -> tuple[Any, Any]:
-    """A float32 scale and an int32 zero point in arrays on a GPU, or one of them a number."""
-    s, z = checks.device_qparams(scale, zero_point, x, dtypes.float32)
+def _device_qparams(
+    x: Array, scale: Any, zero_point: Any, number: Callable[[Any], int]
+) -> tuple[Any, Any]:
+    """A float32 scale and an integer zero point in arrays on a GPU, or one of them a number."""
+    s, z = checks.device_qparams(scale, zero_point, x, dtypes.float32, number)
     s = s if type(s) is float else checks.cast(s, dtypes.float32)
-    return s, z if type(z) is int else checks.cast(z, dtypes.int32)
+    return s, z if type(z) is int or z.dtype in _INTEGERS else checks.cast(z, _INTEGERS[1])
 
 
 @checks.remembered

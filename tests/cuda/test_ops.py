@@ -132,15 +132,20 @@ def result_or_error(name, kwargs):
     return found
 
 
+def assert_same_or_error(name, kwargs, there, note=""):
+    """The same results of the same call on the device, or the same error."""
+    expected, got = (result_or_error(name, given) for given in (kwargs, there))
+    if isinstance(expected, str):
+        assert got == expected
+    else:
+        assert_same(got, expected, note)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_no_elements(name):
     for shape, axis in every_call(name, ((0,), (0, 4), (4, 0), (2, 0, 4))):
         kwargs = arguments(name, shape, axis)
-        expected, got = (result_or_error(name, given) for given in (kwargs, on_device(kwargs)))
-        if isinstance(expected, str):
-            assert got == expected
-        else:
-            assert_same(got, expected, (shape, axis))
+        assert_same_or_error(name, kwargs, on_device(kwargs), (shape, axis))
 
 
 @by_place("unaligned")
@@ -195,3 +200,63 @@ def test_transfer():
             cuda.to_device(wrong)
     with pytest.raises(TypeError, match="array must be an array on a GPU"):
         cuda.to_host(np.ones(3))
+
+
+@pytest.mark.parametrize("z", [8, -9, 2**40, np.array([9], np.int8), np.array([np.inf])])
+def test_a_zero_point_of_the_host_beside_a_scale(z):
+    """It is held against the bounds as beside a scale that is a number."""
+    x = np.ones(3, np.float32)
+    for scale in (0.5, given(np.array([0.5], np.float32))):
+        with pytest.raises(ValueError, match=r"^zero_point must (lie|be finite)"):
+            nq.fake_quantize_per_tensor_affine(given(x), scale, z, -8, 7)
+
+
+@pytest.mark.parametrize("z", [-8.6, 2.0**31, np.nan, 2**31])
+def test_a_zero_point_of_the_host_that_is_truncated(z):
+    """As beside a scale of the host, or the same error."""
+    op = nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    x, z, scale = np.linspace(-9, 9, 7, dtype=np.float32), np.array([z]), np.ones(1, np.float32)
+    kwargs = {"input": x, "scale": scale, "zero_point": z, "fake_quant_enabled": 1,
+              "quant_min": -8, "quant_max": 7}  # fmt: skip
+    there = kwargs | {"input": given(x), "scale": given(scale)}
+    assert_same_or_error(op.__name__, kwargs, there)
+
+
+#: More than float32, float64 and int32 hold, and what cancels in them.
+LARGE = (2**20 + 1, 2**23 + 1, 2**24 + 1, -(2**24) - 3, 2**30 + 1, 2**31 - 2, -(2**31), 2**52 + 1)
+
+
+OF_CODES = [
+    name
+    for name in CALLS
+    if {"zero_point", "zero_points"} & arguments(name, (2, 8)).keys()
+    and name.startswith(("quantize", "dequantize", "fake_quant"))
+    and "learnable" not in name
+]
+
+
+@pytest.mark.parametrize("scale_kind", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize("name", OF_CODES)
+def test_large_zero_points(name, kind, scale_kind):
+    """On a GPU nobody looks how large they are, and the bits are those of the CPU."""
+    in_int32 = name.startswith(("fake_quant_", "fake_quantize_per_ch")) or name.endswith("qparams")
+    for z in (z for z in LARGE if abs(z) <= 2**31 or not (in_int32 or kind == np.int32)):
+        kwargs = arguments(name, (2, 8), 0)
+        scale, zero_point = (next(k for k in kwargs if k.startswith(p)) for p in ("scale", "zero"))
+        shape = np.shape(kwargs[scale]) or (1,)
+        kwargs |= {scale: np.full(shape, 0.3, scale_kind), zero_point: np.full(shape, z, kind)}
+        data = next(key for key in DATA if key in kwargs)
+        if kwargs[data].dtype == np.float32:
+            kwargs[data][0, :4] = [-z * 0.3, (-z - 3) * 0.3, (3 - z) * 0.3, -z * 0.29]
+        if name.endswith(("_affine", "_cachemask")):  # which hold it against the bounds
+            kwargs |= {"quant_min": min(z, 0) - 8, "quant_max": max(z, 0) + 7}
+        assert_same_or_error(name, kwargs, on_device(kwargs))
+
+
+def test_every_int32_code_and_zero_point_has_a_difference():
+    q = np.array([[-(2**31), 2**31 - 1]] * 2, np.int32)
+    s, z = np.ones((2, 1), np.float64), np.array([[2**31 - 1], [-(2**31)]], np.int32)
+    args = -(2**31), 2**31 - 1, np.int32, np.float64
+    got = nq.dequantize_per_token(given(q), given(s), given(z), *args)
+    assert_same(to_host(got), np.array([[1 - 2.0**32, 0], [0, 2.0**32 - 1]]))
