@@ -71,6 +71,16 @@ class DeviceArray:
         y._leader = self._leader
         return y
 
+    def with_axes_of_one(self, shape: tuple[int, ...]) -> DeviceArray:
+        """The same elements in a longer shape, which has axes of one before others or for them."""
+        own = zip(
+            (1,) * (len(shape) - self.ndim) + self.shape,
+            (0,) * (len(shape) - self.ndim) + self.strides,
+            shape,
+            strict=True,
+        )
+        return self.viewed(shape, tuple([s if n == m else 0 for n, s, m in own]))
+
     def stream(self) -> int:
         """The handle of the stream that its library works on, or that of the array it follows."""
         a = self._leader or self

@@ -1062,4 +1062,6 @@ def _with_axes_of_one(g: Array, m: Array) -> tuple[Array, Array]:
         raise ValueError(f"mask must have the shape of grad, {g.shape}, got {m.shape}")
     if isinstance(g, ArraySpec):
         return ArraySpec(shape, g.dtype), ArraySpec(shape, m.dtype)
-    return np.broadcast_to(g, shape), np.broadcast_to(m, shape)
+    if isinstance(g, np.ndarray):
+        return np.broadcast_to(g, shape), np.broadcast_to(m, shape)
+    return g.with_axes_of_one(shape), m.with_axes_of_one(shape)

@@ -202,6 +202,24 @@ def test_transfer():
         cuda.to_host(np.ones(3))
 
 
+MASK_SHAPES = [
+    ((4, 5), (1, 4, 5)), ((1, 1, 4, 5), (4, 5)), ((4, 5), (4, 5, 1)), ((4, 5), (4, 1, 5)),
+    ((1,), ()), ((), (1, 1)), ((4, 1, 5), (1, 4, 1, 5)), ((0, 3), (1, 0, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "other"), MASK_SHAPES, ids=str)
+def test_a_mask_with_other_axes_of_one(shape, other):
+    op = nq.fake_quantize_per_channel_affine_cachemask_backward
+    for lay in (np.copy, np.asfortranarray, LAY["every second"] if shape else np.copy):
+        g = lay(np.asarray(np.random.default_rng(0).normal(size=shape), np.float32))
+        m = np.array(g > 0).reshape(other)
+        kwargs = {"grad": g, "mask": m}
+        assert_same_or_error(op.__name__, kwargs, on_device(kwargs))
+        if lay is not LAY["every second"] and shape not in ((4, 5), (0, 3)):
+            assert strides(op(given(g), given(m))) == strides(op(g, m))
+
+
 @pytest.mark.parametrize("z", [8, -9, 2**40, np.array([9], np.int8), np.array([np.inf])])
 def test_a_zero_point_of_the_host_beside_a_scale(z):
     """It is held against the bounds as beside a scale that is a number."""
