@@ -28,6 +28,7 @@ from npquant.cuda import (
     walk,
 )  # fmt: skip
 from npquant.layout import Layout, per_channel
+from npquant.modules import FakeQuantize, MinMaxObserver
 from npquant.optim import SGD
 
 #: What the libraries say that they work on.
@@ -454,6 +455,19 @@ def test_channels_too_many_to_ask_for_several_rows(monkeypatch, channels, batch)
         if kernel.name.endswith("_lanes"):
             kernel._make(*key)
     assert asked == [(1, batch)] * 2
+
+
+def test_a_state_beside_tensors(torch):
+    """Whose dtypes are PyTorch's own: what is loaded is held against the bounds all the same."""
+    module = FakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+    right = module.state_dict()
+    module.scale = Tensor(np.ones(1, np.float32), torch.float32)
+    module.zero_point = Tensor(np.zeros(1, np.int32), torch.int32)
+    for wrong in (8, -9):
+        with pytest.raises(ValueError, match=r"zero_point'\] must lie within -8\.\.7"):
+            module.load_state_dict(right | {"zero_point": np.array([wrong], np.int32)})
+    module.load_state_dict(right)
+    assert module.zero_point == 0
 
 
 def test_too_many_axes_apart():

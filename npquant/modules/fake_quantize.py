@@ -296,9 +296,9 @@ class FakeQuantize(FakeQuantizeBase):
         super()._check_state(prefix, state)
         self._check_shapes(prefix, state, None if self.is_per_channel else 1)
         self._check_positive(prefix + "scale", state["scale"])
-        if self.zero_point.dtype == _INT32:
+        if self.qscheme != FLOAT_QPARAMS:
             z = state["zero_point"][np.isfinite(state["scale"])]
-            if ((z < self.quant_min) | (z > self.quant_max)).any():
+            if not ((z >= self.quant_min) & (z <= self.quant_max)).all():
                 raise ValueError(
                     f"state_dict[{prefix + 'zero_point'!r}] must lie within "
                     f"{self.quant_min}..{self.quant_max}, got {show(state['zero_point'])}"
