@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu import packed, strided, table
+from npquant.cpu import float8, strided, table
 from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
@@ -144,12 +144,12 @@ class Elementwise:
                             held = stretch_past(x, begin, m, p, constants, y, made, held)
                         else:
                             value, _ = element(each(x, base), p, constants, y)  # for its type alone
-                            room = packed.room(LONG, value)
+                            room = float8.room(LONG, value)
                             for k in range(np.uintp(m)):
                                 value, inside = element(each(x, base + k), p, constants, y)
-                                packed.hold(room, k, y, base + k, value)
+                                float8.hold(room, k, y, base + k, value)
                                 store(mask, base + k, inside)
-                            packed.release(room, m, y, base)
+                            float8.release(room, m, y, base)
                         begin += m
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0

@@ -106,7 +106,7 @@ def _release(typing: Any, held: Any, n: Any, y: Any, first: Any) -> Any:
 
 
 def _codes(builder: Any, numbers: Any, drop: Any, scale: Any) -> Any:
-    """The codes of MANY numbers, as `storage._number_to_float8` makes each."""
+    """The codes of MANY numbers, as `primitives._number_to_float8` makes each."""
     one, index, half, byte = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
     kind, ones = ir.VectorType(one, MANY), float(scale) * 2.0 ** int(drop)
 
