@@ -413,6 +413,31 @@ def test_messages_show_what_was_given():
             call()
 
 
+class Learned:
+    """A tensor of PyTorch that requires a gradient."""
+
+    shape, dtype, size = (2,), "torch.float32", 2
+
+    def detach(self):
+        raise AssertionError("nothing of it is called")
+
+    def numpy(self):
+        raise AssertionError("nothing of it is called")
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("Can't call numpy() on it. Use tensor.detach().numpy() instead.")
+
+
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
+def test_a_tensor_that_requires_a_gradient(name, argument):
+    """What PyTorch says of it is in the error, and what is data is told how to become an array."""
+    for tensor in (Learned(), [Learned()]):
+        with pytest.raises(TypeError, match=rf"\b{argument}\b") as error:
+            results(name, valid(name) | {argument: tensor})
+        if type(tensor) is Learned and argument in (*DATA, "out", "scales", "zero_points"):
+            assert ".detach().numpy()" in str(error.value)
+
+
 @pytest.mark.parametrize("n", [8, 2**15, 2**18])
 @pytest.mark.parametrize("rows", [False, True])
 def test_state_that_shares_memory(rows, n):

@@ -33,9 +33,13 @@ def array(value: Any, name: str) -> Array:
         return np.asarray(value)
     found = device_array(value, name)
     if found is None:
+        a_class = isinstance(value, type)
+        # PyTorch's tensors on the CPU, which share memory with what `numpy` makes of them.
+        take = hasattr(value, "detach") and hasattr(value, "numpy") and not a_class
         raise TypeError(
             f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, "
-            f"got {show(value) if isinstance(value, type) else type(value).__name__}"
+            f"got {show(value) if a_class else type(value).__name__}"
+            f"{', whose .detach().numpy() is one' if take else ''}"
         )
     return found
 

@@ -47,12 +47,15 @@ def array_of_numbers(value: Any, name: str) -> Array:
     """An array, or what NumPy makes an array of numbers of: a list, a scalar."""
     if isinstance(value, (np.ndarray, np.generic)) or on_device(value):
         return array(value, name)
+    why = ""
     try:
         found = np.asarray(value)
+    except RuntimeError as error:  # of a tensor that is more than numbers; it says what to take
+        found, why = None, f": {error}"
     except (ValueError, TypeError, OverflowError):
         found = None
     if found is None or found.dtype == object:
-        raise TypeError(f"{name} must be an array of numbers, got {show(value)}")
+        raise TypeError(f"{name} must be an array of numbers, got {show(value)}{why}")
     return found
 
 

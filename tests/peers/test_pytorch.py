@@ -945,3 +945,16 @@ def test_complex_numbers_to_bool():
     theirs = op(torch.from_numpy(z), torch.bool).numpy()
     np.testing.assert_array_equal(theirs, [True, False, True])
     np.testing.assert_array_equal(oracle.convert_element_type(z, np.bool_), theirs)
+
+
+def test_tensors_that_require_a_gradient():
+    """PyTorch's RuntimeError becomes a TypeError that names the argument, and what to take."""
+    x, scales = np.ones((2, 4), np.float32), torch.nn.Parameter(torch.ones(2))
+    args = np.zeros(2, np.int32), 0, -8, 7, np.int8
+    for wrong in (scales, [scales[0], scales[1]], torch.ones(2, dtype=torch.complex64).conj().imag):
+        with pytest.raises(TypeError, match=r"^scales must be .* tensor\.(detach|resolve_neg)\("):
+            nq.quantize_per_channel(x, wrong, *args)
+    with pytest.raises(TypeError, match=r"^input must be .* whose \.detach\(\)\.numpy\(\) is one"):
+        nq.quantize_per_channel(torch.nn.Parameter(torch.tensor(x)), scales, *args)
+    taken = nq.quantize_per_channel(x, scales.detach(), *args)
+    cases.assert_same(taken, np.ones((2, 4), np.int8))
