@@ -231,6 +231,19 @@ def test_nothing_and_specs():
                 assert_same(array, before[key], key)
 
 
+@pytest.mark.parametrize("dtype", [F32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_scalars_of_numpy(dtype):
+    """What ops take as an array, modules do, too: before they have observed it, and after."""
+    for make in (*MODULES[:2], lambda: LearnableFakeQuantize(MSEObserver), MODULES[3]):
+        one, other = make(), make()
+        for value in (-1.5, 0.7):
+            x = dtype(value)
+            assert_same(one(x), other(np.array(x)))
+            with ag.Tape() as tape:
+                assert_same(tape.apply(one, x), other(np.array(x)))
+        same_state(one, other)
+
+
 def test_a_nan_that_was_observed():
     module = FakeQuantize()
     module.disable_fake_quant()
