@@ -18,7 +18,9 @@ bfloat16: Final = np.dtype(ml_dtypes.bfloat16)
 float32: Final = np.dtype(np.float32)
 int8: Final = np.dtype(np.int8)
 int32: Final = np.dtype(np.int32)
+int64: Final = np.dtype(np.int64)
 float64: Final = np.dtype(np.float64)
+bool_: Final = np.dtype(np.bool_)
 float8_e4m3fn: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2: Final = np.dtype(ml_dtypes.float8_e5m2)
 
@@ -40,10 +42,10 @@ FLOAT8: Final = frozenset({float8_e4m3fn, float8_e5m2})
 #: What can be quantized to, with the least and the greatest code.
 BOUNDS: Final[dict[DType, tuple[int, int]]] = {
     np.dtype(np.uint8): (0, 255),
-    np.dtype(np.int8): (-128, 127),
+    int8: (-128, 127),
     np.dtype(np.uint16): (0, 65535),
     np.dtype(np.int16): (-32768, 32767),
-    np.dtype(np.int32): (-(2**31), 2**31 - 1),
+    int32: (-(2**31), 2**31 - 1),
     np.dtype(ml_dtypes.int4): (-8, 7),
     np.dtype(ml_dtypes.uint4): (0, 15),
     np.dtype(ml_dtypes.int2): (-2, 1),

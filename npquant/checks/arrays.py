@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npquant import dtypes
-from npquant.dtypes import FLOATS, REALS, DType
+from npquant.dtypes import FLOATS, REALS, DType, bool_
 from npquant.errors import show
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
@@ -18,7 +18,6 @@ Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceA
 
 ARRAYS = (np.ndarray, ArraySpec)
 
-_BOOL = np.dtype(np.bool_)
 #: Arrays that compute otherwise than arrays.
 _OTHERWISE = np.ma.MaskedArray, np.matrix
 
@@ -225,8 +224,8 @@ def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]
     """New arrays of the dtype of `x` and of bools, of which the second may not be asked for."""
     if type(x) is np.ndarray and x.flags.c_contiguous:
         shape = x.shape
-        return np.empty(shape, x.dtype), np.empty(shape, _BOOL) if masked else None
-    return output(None, x, x.dtype), output(None, x, _BOOL) if masked else None
+        return np.empty(shape, x.dtype), np.empty(shape, bool_) if masked else None
+    return output(None, x, x.dtype), output(None, x, bool_) if masked else None
 
 
 def overlap(a: Array, b: Array) -> bool:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from npquant.checks.arrays import ARRAYS, Array, array, native
-from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, float32, float64, int32
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, bool_, float32, float64, int32
 from npquant.errors import show
 from npquant.meta import ArraySpec
 
@@ -18,7 +18,7 @@ from npquant.meta import ArraySpec
 _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
 
 #: Dtypes of arrays that are on or off as they are.
-_SWITCHES = INTEGERS | {np.dtype(np.bool_)}
+_SWITCHES = INTEGERS | {bool_}
 
 
 def integer(value: Any, name: str, kind: type | None = None) -> int:

@@ -73,7 +73,7 @@ def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> No
 _CODES = dtypes.float32, dtypes.int32
 _LEARNED = dtypes.float32, dtypes.float32
 CODES, LEARNED = Looks(_CODES), Looks(_LEARNED)
-KEPT = Looks(_CODES, (dtypes.float64, np.dtype(np.int64)), _LEARNED)
+KEPT = Looks(_CODES, (dtypes.float64, dtypes.int64), _LEARNED)
 
 
 def usual(
@@ -133,9 +133,9 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
     """Zero points: floats as they are, integers in int32 or int64."""
     z = parameters(value, name, shapes, x)
     if z.dtype in _NARROW:
-        return cast(z, _INT32)
+        return cast(z, dtypes.int32)
     if z.dtype == np.uint32:
-        return cast(z, np.dtype(np.int64))
+        return cast(z, dtypes.int64)
     if z.dtype in FLOATS:
         all_finite(z, name)
     return z
@@ -222,10 +222,10 @@ def all_finite(p: Array, name: str) -> None:
 
 def int32s(p: Array, name: str) -> Array:
     """Zero points as int32; floating ones are truncated, as PyTorch does."""
-    if p.dtype == _INT32:
+    if p.dtype == dtypes.int32:
         return p
     in_range(p, name, *_TRUNCATE_TO_INT32, "lie within int32")
-    return cast(p, _INT32)
+    return cast(p, dtypes.int32)
 
 
 def no_nan(p: Array, name: str) -> Array:
@@ -244,7 +244,6 @@ def learned(value: Any, name: str) -> Array:
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 
-_INT32 = np.dtype(np.int32)
 _FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
 MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.

@@ -28,7 +28,7 @@ from npquant.cpu.qparams import (
     range_of,
 )
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled
-from npquant.dtypes import EXACT32, affine_precision, float32, int32
+from npquant.dtypes import EXACT32, affine_precision, bool_, float32, int32
 from npquant.formulas import fake_quantize as f
 from npquant.formulas.qparams import fbgemm_qparams, fbgemm_symmetric_qparams, moving_average
 from npquant.layout import PER_TENSOR, Granularity
@@ -149,7 +149,7 @@ class Fused:
 
 def _signature(x: Any, zero_point: Any, code: str, unmasked: bool) -> Types:
     bound, integer, number = array_type(float32), types.int64, NUMBER_TYPES[code]
-    mask = types.none if unmasked else array_type(np.dtype(np.bool_))
+    mask = types.none if unmasked else array_type(bool_)
     return (
         array_type(x), types.boolean, types.float32, bound, bound, integer, integer, types.float32,
         bound, array_type(zero_point), number, number, array_type(x), mask,

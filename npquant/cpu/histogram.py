@@ -20,6 +20,7 @@ from npquant.cpu.memory import Borrowed
 from npquant.cpu.searches import bin_of_part, clipping_error, search_of_ends, squared_error
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces
+from npquant.dtypes import float32, float64, int64
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp
 from npquant.layout import Granularity
@@ -163,8 +164,8 @@ def _respread(
         new[bin_of_part(edges, bins, middle)] += f.share(histogram[i // parts], parts)
 
 
-_FLOATS = array_type(np.dtype(np.float32))
-_INTEGERS = array_type(np.dtype(np.int64))
+_FLOATS = array_type(float32)
+_INTEGERS = array_type(int64)
 _respread_call = compiled(_respread, lambda _: (_FLOATS, *[types.float32] * 4, types.intp, _FLOATS))
 
 
@@ -261,7 +262,7 @@ class Clip:
 
 
 def _clip_signature() -> Types:
-    width, integer = array_type(np.dtype(np.float64)), types.int64
+    width, integer = array_type(float64), types.int64
     return (_COUNTS, width, _FLOATS, _FLOATS, integer, integer, integer, types.float64,
             _FLOATS, _FLOATS)  # fmt: skip
 

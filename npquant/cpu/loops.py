@@ -37,6 +37,7 @@ from npquant.cpu.memory import (
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
 from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
+from npquant.dtypes import bool_
 from npquant.layout import Granularity
 from npquant.primitives import at, each, item, store
 
@@ -545,7 +546,7 @@ def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) ->
     scale, zero_point, code = (
         NUMBER_TYPES[kind] if isinstance(kind, str) else array_type(kind) for kind in qparams
     )
-    mask = types.none if unmasked else array_type(np.dtype(np.bool_))
+    mask = types.none if unmasked else array_type(bool_)
     data = types.Tuple(array_types(*x)) if isinstance(x, tuple) else array_type(x)
     return (
         types.intp, types.intp, types.intp, data, scale, zero_point,

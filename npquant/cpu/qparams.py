@@ -14,6 +14,7 @@ from npquant.cpu.extremes import extremes_of
 from npquant.cpu.lowered import called
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
+from npquant.dtypes import float32
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
 from npquant.primitives import item, key, like
@@ -231,7 +232,7 @@ class Observe:
 
 
 def _observe_signature(x: Any, precision: str, scale: Any, zero_point: Any) -> Types:
-    bound, integer = array_type(np.dtype(np.float32)), types.int64
+    bound, integer = array_type(float32), types.int64
     return (types.intp, types.intp, array_type(x), types.float32, bound, bound, integer, integer,
             TYPES[np.dtype(precision)], integer, array_type(scale),
             array_type(zero_point))  # fmt: skip

@@ -103,7 +103,7 @@ def guessable(x: Any, y: Any, scale: Any) -> bool:
     Not of codes as wide as the data: they may lie where these do, which a second look would miss.
     """
     apart = x.base.itemsize != y.itemsize
-    return apart and x.base in _IN_FLOAT32 and scale == np.dtype(np.float64) and y in _NARROW
+    return apart and x.base in _IN_FLOAT32 and scale == float64 and y in _NARROW
 
 
 def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:

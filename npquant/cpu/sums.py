@@ -36,6 +36,7 @@ from npquant.cpu.walk import (
     turned,
     views_in_boxes,
 )
+from npquant.dtypes import float32, float64
 from npquant.layout import TILE, Granularity, Spans, rows_of_tensor
 from npquant.primitives import each, item, masked, store
 
@@ -548,7 +549,7 @@ def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Type
         types.float32 if code == "float32" else types.float64,
         types.float64 if x == np.float64 else types.float32,
     )
-    gradient = array_type(np.dtype(np.float32))
+    gradient = array_type(float32)
     return (
         types.intp, types.intp, types.intp, types.intp, types.intp, data, data,
         array_type(scale), array_type(zero_point), bound, bound, number, y, sums, gradient,
@@ -681,7 +682,7 @@ def _total_signature(*dtypes: Any) -> Types:
     number = types.float64 if dtypes[0] == np.float64 else types.float32
     return (
         types.intp, types.intp, types.Tuple([array_type(d) for d in dtypes]), number,
-        array_type(np.dtype(np.float64)),
+        array_type(float64),
     )  # fmt: skip
 
 

@@ -619,7 +619,7 @@ _ONE = (1,), ()
 _QPARAMS = "scale", "zero_point"
 _SCALE, _ALL, _GRADIENT = ("scale",), ("V", *_QPARAMS), ("grad", "V", *_QPARAMS)
 #: Dtypes of scales and zero points, as they mostly come.
-_CODES = (*CODES, (dtypes.float32, np.dtype(np.int64)))
+_CODES = (*CODES, (dtypes.float32, dtypes.int64))
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.
 _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
 

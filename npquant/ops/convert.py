@@ -10,7 +10,7 @@ from npquant import backend, checks, dtypes
 from npquant.checks import Array
 from npquant.meta import ArraySpec
 
-_CONVERTIBLE: frozenset[dtypes.DType] = dtypes.REALS | dtypes.FLOAT8 | {np.dtype(np.bool_)}
+_CONVERTIBLE: frozenset[dtypes.DType] = dtypes.REALS | dtypes.FLOAT8 | {dtypes.bool_}
 _COMPLEX: frozenset[dtypes.DType] = frozenset({np.dtype(np.complex64), np.dtype(np.complex128)})
 
 

@@ -14,9 +14,8 @@ from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import CODES, PYTHON_NUMBERS, FastPath, fast_path, no_fast_path
 
-_BOOL = np.dtype(np.bool_)
 #: Of zero points on a GPU.
-_INTEGERS = dtypes.int32, np.dtype(np.int64)
+_INTEGERS = dtypes.int32, dtypes.int64
 #: What `out` must be apart from.
 _QPARAMS, _PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
 #: The shapes that the qparams of one tensor mostly have.
@@ -1043,7 +1042,7 @@ def _masked(grad: Any, mask: Any, out: Any) -> Array:
     g, m = checks.real(grad, "grad", out), checks.array(mask, "mask")
     if type(g) is not type(m):
         checks.together(g, m, "mask", "grad")
-    if m.dtype != _BOOL:
+    if m.dtype != dtypes.bool_:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)

@@ -27,7 +27,7 @@ from npquant.cpu.walk import contiguous, plain
 from npquant.dtypes import DType
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 
-_INT32, _INT64, _BOOL = dtypes.int32, np.dtype(np.int64), np.dtype(np.bool_)
+_INT32, _INT64, _BOOL = dtypes.int32, dtypes.int64, dtypes.bool_
 #: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
 Kinds = tuple[tuple[Any, Any], ...]
 CODES: Kinds = ((dtypes.float32, _INT32),)

@@ -344,7 +344,7 @@ def _fused(
 
 _NAMES = "running_min", "running_max", "scale", "zero_point"
 _FLOAT, _INT32 = (dtypes.float32,), (dtypes.int32,)
-_ZERO_POINTS = (dtypes.int32, np.dtype(np.int64), dtypes.float32)
+_ZERO_POINTS = (dtypes.int32, dtypes.int64, dtypes.float32)
 
 
 def _int32_bounds(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:

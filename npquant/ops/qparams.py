@@ -13,9 +13,8 @@ from npquant.checks import Array
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import FastPath, fast_choice, fast_choice_of_range, no_fast_path
 
-_FLOAT64, _INT64 = np.dtype(np.float64), np.dtype(np.int64)
 #: The dtypes of scales and zero points, where they are not those of the input.
-_RESULTS = _FLOAT64, _INT64
+_RESULTS = dtypes.float64, dtypes.int64
 #: The dtypes that scales per token keep; those of other inputs are float32.
 _KEPT = (dtypes.float32, dtypes.float64, dtypes.bfloat16)
 #: Bounds, least scale and zero point per token; of an asymmetric choice float32's machine epsilon.
@@ -182,7 +181,7 @@ def _choose(
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
     if isinstance(x, ArraySpec):
-        return ArraySpec((1,), _FLOAT64), ArraySpec((1,), _INT64)
+        return ArraySpec((1,), dtypes.float64), ArraySpec((1,), dtypes.int64)
     mn, mx = backend.of(x).minmax(layout.whole(x.size), x)
     return _determine(mn, mx, scheme, least, False, x)
 
@@ -424,7 +423,7 @@ def determine_qparams(
         return _unset(mn)
     if isinstance(mn, ArraySpec):
         shape = mn.shape or (1,)
-        return ArraySpec(shape, _FLOAT64), ArraySpec(shape, _INT64)
+        return ArraySpec(shape, dtypes.float64), ArraySpec(shape, dtypes.int64)
     low, high = checks.flat(mn), checks.flat(mx)
     host = type(mn) is np.ndarray  # on a GPU nobody looks
     if host and mn.ndim == 0 and mn == math.inf and mx == -math.inf:
@@ -439,7 +438,7 @@ def determine_qparams(
 
 def _unset(mn: Array) -> tuple[Array, Array]:
     """What observers give before they have seen anything."""
-    return checks.full(mn, (1,), _FLOAT64, 1), checks.full(mn, (1,), _INT64, 0)
+    return checks.full(mn, (1,), dtypes.float64, 1), checks.full(mn, (1,), dtypes.int64, 0)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -459,7 +458,7 @@ def _determine(
     name, bounds, middle = scheme
     precision, eps = _precision(least.dtype, vector, eps)
     shape = (least.size if vector else 1,)
-    scale, z = checks.new(x, shape, _FLOAT64), checks.new(x, shape, _INT64)
+    scale, z = checks.new(x, shape, dtypes.float64), checks.new(x, shape, dtypes.int64)
     choose = getattr(backend.of(x), name)
     choose(least, greatest, bounds, eps, middle, precision, scale, z)
     return scale, z

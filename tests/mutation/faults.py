@@ -348,7 +348,7 @@ FAULTS = (
           "    if p.size not in [math.prod(s) for s in shapes]:\n",
           "qparams of another shape and the right size", ERRORS),
     Fault("checks/qparams.py",
-          "        return cast(z, np.dtype(np.int64))\n",
+          "        return cast(z, dtypes.int64)\n",
           "        return cast(z, _INT32)\n",
           "zero points of uint32 that are negative in int32",
           tests("ops", "zero_points_of_uint32")),

@@ -34,7 +34,7 @@ FLOAT_QPARAMS = "per_channel_affine_float_qparams"
 #: float32's machine epsilon, the least scale unless another is given.
 EPS = 2.0**-23
 
-FLOAT, EIGHT_BITS = dtypes.float32, (np.dtype(np.int8), np.dtype(np.uint8))
+FLOAT, EIGHT_BITS = dtypes.float32, (dtypes.int8, np.dtype(np.uint8))
 
 
 class Observer(Module):
@@ -211,7 +211,7 @@ class Observer(Module):
         if self.qscheme == FLOAT_QPARAMS:
             choose, code = lib.choose_kept_float, FLOAT
         elif self._symmetric:
-            choose, code = lib.choose_symmetric, np.dtype(np.int64)
+            choose, code = lib.choose_symmetric, dtypes.int64
         else:
             choose, code = lib.choose_affine, dtypes.int32
         shape, precision = kind(least)
