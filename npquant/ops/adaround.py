@@ -595,7 +595,7 @@ def adaround_regularizer_backward(
     >>> import npquant as nq
     >>> V = np.array([-9, -1, 0, 1, 9], np.float32)
     >>> nq.adaround_regularizer_backward(V, 2.0).round(3)
-    array([ 0.   ,  0.523,  0.   , -0.523,  0.   ], dtype=float32)
+    array([ 0.   ,  0.523, -0.   , -0.523,  0.   ], dtype=float32)
     """
     v = alone(V, out)
     b = checks.at_least(beta, "beta", 1.0, type(v))
