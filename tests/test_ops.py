@@ -160,6 +160,20 @@ def test_zero_points_of_uint32():
     agree("dequantize_per_channel", q, s, z, 0, -128, 127, np.int8)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_a_zero_point_that_no_float64_holds(dtype):
+    """Next to a tie of float32: it is rounded once, and by way of float64 it would go down."""
+    s, z = 0.125, 2**60 + 2**36 + 1
+    x = -np.array([2.0**60, 2.0**60 + 2.0**37, 0]).astype(dtype) * dtype.type(s)
+    for zero_point in (z, -z, np.array([z])):
+        for rounding in ("reciprocal", "divide"):
+            args = x, s, zero_point, -128, 127, np.int8
+            agree("quantize_per_tensor", *args, rounding=rounding)
+        q = np.array([-128, 127], np.int8)
+        agree("dequantize_per_tensor", q, s, zero_point, -128, 127, np.int8, out_dtype=dtype)
+    assert nq.quantize_per_tensor(x, s, z, -128, 127, np.int8)[1] == (0 if dtype == F32 else -128)
+
+
 def test_integer_scales_have_float32_inverses():
     """At ties, which that of float64 rounds to the other side."""
     s, z = np.array([7, 13, 49]), np.zeros(3, int)

@@ -233,6 +233,7 @@ def dequantize_per_tensor(
         return done[0]
     precision = dtypes.compute(result)
     s, z = _numbers(q, scale, zero_point, precision)
+    z = _rounded_once(z, precision)
     s = checks.cast(s, precision) if checks.on_device(s) else s
     y = checks.output(out, q, result, _QPARAM, (scale, zero_point))
     _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
@@ -956,12 +957,20 @@ def _numbers(x: Array, scale: Any, zero_point: Any, precision: dtypes.DType) -> 
     return s, checks.zero_point_number(zero_point, kind=type(x))
 
 
+def _rounded_once(z: Any, computed: dtypes.DType) -> Any:
+    """An integer zero point that no float64 may hold, as the float32 that it is used in."""
+    if type(z) is int and not -dtypes.EXACT64 <= z <= dtypes.EXACT64 and computed != dtypes.float64:
+        return int(np.int64(z).astype(np.float32))
+    return z
+
+
 def _inverse(
     x: Array, scale: Any, zero_point: Any, divide: bool
 ) -> tuple[Any, Any, tuple[str, str]]:
     """As `_numbers`, but the reciprocal of the scale, made in float64; and their precisions."""
     computed = dtypes.compute(x.dtype)
     s, z = _numbers(x, scale, zero_point, computed if divide else dtypes.float64)
+    z = _rounded_once(z, computed)
     if type(s) is float:
         s = s if divide else 1.0 / s
     elif divide:

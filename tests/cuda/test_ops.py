@@ -278,3 +278,12 @@ def test_every_int32_code_and_zero_point_has_a_difference():
     args = -(2**31), 2**31 - 1, np.int32, np.float64
     got = nq.dequantize_per_token(given(q), given(s), given(z), *args)
     assert_same(to_host(got), np.array([[1 - 2.0**32, 0], [0, 2.0**32 - 1]]))
+
+
+def test_a_zero_point_that_no_float64_holds():
+    """It is rounded once, to float32, wherever it comes from."""
+    x = -np.array([2.0**60, 2.0**60 + 2.0**37, 0], np.float32)
+    for z in (2**60 + 2**36 + 1, given(np.array([2**60 + 2**36 + 1]))):
+        for scale in (1.0, given(np.ones(1, np.float32))):
+            q = nq.quantize_per_tensor(given(x), scale, z, -128, 127, np.int8)
+            assert_same(to_host(q), np.array([127, 0, 127], np.int8))
