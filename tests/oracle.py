@@ -211,7 +211,7 @@ def column(params):
 
 def _promote(a, b):
     """Return PyTorch's common dtype of two arrays, of which one may be integer."""
-    a, b = (F32 if d in FLOAT8 else d for d in (a.dtype, b.dtype))
+    a, b = (np.dtype(F32) if d in FLOAT8 else d for d in (a.dtype, b.dtype))
     if a not in FLOAT or b not in FLOAT:
         return np.dtype(a if a in FLOAT else b if b in FLOAT else F32)
     return np.dtype(F32) if {np.dtype(a), np.dtype(b)} == TWO_BYTE else np.result_type(a, b)

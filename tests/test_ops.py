@@ -357,6 +357,23 @@ def test_dequantize_per_token_and_group(scale_dtype, output_dtype):
               target, 64, output_dtype)  # fmt: skip
 
 
+@pytest.mark.parametrize(("target", "zero_dtype"), pairs(cases.FLOAT8, (F16, BF16)))
+def test_float8_codes_beside_zero_points_of_two_bytes_are_float32(target, zero_dtype):
+    """Their difference has more bits than a zero point of two bytes, whatever the scale."""
+    q = np.resize(every_code(target), (4, 64))
+    z = np.array([100.3, -0.017, 3.0, 60_000]).astype(zero_dtype)
+    exact = q.astype(F64) - z.astype(F64)[:, None]
+    for scale_dtype in (zero_dtype, F32, F64):
+        s = np.array([0.37, 1.0, 3e-5, 11.1]).astype(scale_dtype)
+        kind = F64 if scale_dtype == F64 else F32
+        expected = exact.astype(F32).astype(kind) * s.astype(kind)[:, None]
+        args = s, z, *BOUNDS[target], target
+        y = agree("dequantize_per_token", q, *args, F64)
+        assert_same(y, expected.astype(F64))
+        y = agree("dequantize_per_channel_group", q, *args, 64, F64)
+        assert_same(y, expected.astype(F64))
+
+
 def halfway(rng, n):
     """Scales of which some code times the scale lies halfway between two float32, or next to it."""
     ties = rng.integers(2**24, 2**25, n) * 2 + 1.0

@@ -1071,6 +1071,8 @@ def _dequantize_rows(
 def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
     """Scales and zero points in the precision of PyTorch's promotion; its name for a number."""
     code = "float32"
+    if q.dtype in dtypes.FLOAT8 and type(z) is not int and z.dtype in dtypes.FLOATS:
+        z = checks.cast(z, dtypes.promote(z.dtype, dtypes.float32))  # as which the codes count
     if checks.on_device(q):
         # Integers stay integers, of which the difference is exact; nobody looks how large they are.
         if q.dtype in dtypes.FLOAT8:

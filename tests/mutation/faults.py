@@ -24,6 +24,7 @@ def tests(file, *names):
 QUANTIZE = tests("ops", "quantize_per_tensor[float32-int8]", "quantize_per_tensor[float32-uint4]")
 QUANTIZE_CHANNEL = tests("ops", "quantize_per_channel[float32-int8]")
 DEQUANTIZE = tests("ops", "dequantize_per_tensor")
+FLOAT8_BACK = tests("ops", "float8_codes_beside_zero_points_of_two_bytes_are_float32")
 TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
 EACH_STEP = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
@@ -923,6 +924,10 @@ FAULTS = (
           "np.float64(widen(zero_point))",
           "np.float64(zero_point)",
           "zero points of two bytes where codes are guessed in float32", BESIDE),
+    Fault("ops/quantize.py",
+          "dtypes.promote(z.dtype, dtypes.float32))",
+          "z.dtype)",
+          "float8 codes rounded to zero points of two bytes", FLOAT8_BACK),
     Fault("ops/quantize.py",
           "single = small or q.dtype in dtypes.FLOAT8",
           "single = small",
