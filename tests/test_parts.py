@@ -20,6 +20,7 @@ from numba.extending import overload, register_jitable
 from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import fetch, fetch_to_second
+from npquant.cpu.passes import needed_work
 from npquant.cpu.target import Kernel, _compile, array_type
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
@@ -52,11 +53,16 @@ def _wrong(begin, end, x, y):
     y[0] = fourth(x)
 
 
-@pytest.fixture
-def made(monkeypatch, tmp_path):
-    """The names of what machine code is made of; nothing is on disk."""
-    names, finalize = [], JITCodeLibrary._finalize_specific
+@pytest.fixture(autouse=True)
+def _nothing_on_disk(monkeypatch, tmp_path):
+    """What is loaded from there is not compiled, and tells nothing of its code."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The names of what machine code is made of."""
+    names, finalize = [], JITCodeLibrary._finalize_specific
     monkeypatch.setattr(
         JITCodeLibrary, "_finalize_specific", lambda self: (names.append(self.name), finalize(self))
     )
@@ -189,6 +195,20 @@ def test_others_have_every_pass_again(made):
     assert others() == before
     fourth_powers("right")
     assert others() == before
+
+
+def test_who_asks_meanwhile_has_no_caller():
+    """Another thread may ask for the type of a call while this one compiles."""
+
+    def named(v):
+        raise NotImplementedError
+
+    overload(named)(lambda v: lambda v: v)
+    context = cpu_target.typing_context
+    context.refresh()
+    with needed_work():
+        kind = context.resolve_value_type(named)
+        assert context.resolve_function_type(kind, (types.int64,), {}).return_type == types.int64
 
 
 @pytest.fixture

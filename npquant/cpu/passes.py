@@ -51,9 +51,11 @@ def _needed(compiler: Any) -> list[Any]:
     return [needed]
 
 
-def _once(overload: Any, args: Any, kws: Any) -> Any:
+def _shared(overload: Any, args: Any, kws: Any) -> Any:
     """What implements an overload for these types, found by the options that matter to it."""
-    flags = ConfigStack().top()
+    flags = ConfigStack.top_or_none()
+    if flags is None:  # another thread's question, of which nothing is compiled
+        return _for_each_caller(overload, args, kws)
     shared = type(flags)()
     for name in INHERITED:
         setattr(shared, name, getattr(flags, name))
@@ -65,7 +67,7 @@ def _once(overload: Any, args: Any, kws: Any) -> Any:
 def needed_work() -> Iterator[None]:
     """Compile so; the compiler's lock is held."""
     Compiler.define_pipelines = _needed  # type: ignore[method-assign]
-    Overload._get_impl = _once  # type: ignore[method-assign]
+    Overload._get_impl = _shared  # type: ignore[method-assign]
     try:
         yield
     finally:
