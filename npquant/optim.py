@@ -409,10 +409,8 @@ def _listed(values: Any, name: str, of: str) -> list[Any]:
 
 
 def _betas(betas: Any) -> tuple[float, float]:
-    pair = isinstance(betas, Sequence) and not isinstance(betas, (str, bytes, bytearray))
-    if not pair or len(betas) != 2:
-        raise TypeError(f"betas must be two numbers, got {show(betas)}")
-    first, second = (checks.at_least(b, f"betas[{i}]", 0.0) for i, b in enumerate(betas))
+    pair = enumerate(checks.two(betas, "betas"))
+    first, second = (checks.at_least(b, f"betas[{i}]", 0.0) for i, b in pair)
     for i, b in enumerate((first, second)):
         if b >= 1:
             raise ValueError(f"betas[{i}] must be less than 1, got {b}")

@@ -203,11 +203,6 @@ def test_a_value_that_is_no_array(value):
             use()
 
 
-def test_a_number_passes_as_an_array_without_axes():
-    for kind in (FakeQuantize, FusedMovingAvgObsFakeQuantize, AdaroundFakeQuantizer):
-        assert_same(np.asarray(kind()(F32(1.5))), np.asarray(kind()(np.array(1.5, F32))))
-
-
 def test_state_is_loaded_where_the_scale_has_no_axis():
     module, saved = (LearnableFakeQuantize(MinMaxObserver) for _ in range(2))
     module.scale.value = np.array(0.5, F32)

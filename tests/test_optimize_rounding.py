@@ -712,9 +712,9 @@ ERRORS = {
     "warm_start": ({"warm_start": 1.0}, ValueError, "warm_start must be less than 1"),
     "beta_range": ({"beta_range": (20, 0.5)}, ValueError, "beta_range[1] must be at least 1.0"),
     "stop_undecided": (
-        {"stop_undecided": -1}, ValueError, "stop_undecided must lie within 0..1, got -1.0"),
+        {"stop_undecided": -1}, ValueError, "stop_undecided must be at least 0.0, got -1.0"),
     "stop_undecided in percent": (
-        {"stop_undecided": 1.5}, ValueError, "stop_undecided must lie within 0..1, got 1.5"),
+        {"stop_undecided": 1.5}, ValueError, "stop_undecided must be at most 1, got 1.5"),
     "stop_undecided NaN": (
         {"stop_undecided": np.nan}, ValueError, "stop_undecided must be finite, got nan"),
     "keep": ({"keep": "worst"}, ValueError, "keep must be one of best, adaround, got 'worst'"),

@@ -6,13 +6,11 @@ Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 20
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from npquant import checks, cpu, dtypes
-from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.ops.adaround import adaround_regularizer, adaround_regularizer_backward, alone
 
@@ -84,11 +82,9 @@ class AdaroundLoss:
         self.warm_start = checks.at_least(warm_start, "warm_start", 0.0)
         if self.warm_start >= 1:
             raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
-        text = isinstance(beta_range, (str, bytes, bytearray))
-        if text or not isinstance(beta_range, Sequence) or len(beta_range) != 2:
-            raise TypeError(f"beta_range must be two numbers, got {show(beta_range)}")
         self.beta_range = tuple(
-            at_least_in_float32(b, f"beta_range[{i}]", 1.0) for i, b in enumerate(beta_range)
+            at_least_in_float32(b, f"beta_range[{i}]", 1.0)
+            for i, b in enumerate(checks.two(beta_range, "beta_range"))
         )
         self.reg_param = at_least_in_float32(reg_param, "reg_param", 0.0)
 

@@ -258,7 +258,7 @@ def optimize_rounding(
         loss=AdaroundLoss(
             checks.within(steps, "steps", 1, MOST_STEPS), warm_start, beta_range, reg_param
         ),
-        stop_undecided=_share(stop_undecided, "stop_undecided"),
+        stop_undecided=checks.share(stop_undecided, "stop_undecided"),
         keep=checks.option(keep, "keep", KEEP),
         rng=_generator(rng),
         bar=_bars(checks.switch(progress, "progress")),
@@ -597,14 +597,6 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
         got = "a fifth, which is the default" if held_out is None else show(held_out)
         raise ValueError(f"held_out must leave rows to learn from, of {rows}, got {got}")
     return learned, judging
-
-
-def _share(value: Any, name: str) -> float:
-    """A part of all."""
-    share: float = checks.finite(value, name)
-    if not 0 <= share <= 1:
-        raise ValueError(f"{name} must lie within 0..1, got {share}")
-    return share
 
 
 def _generator(rng: Any) -> np.random.Generator:

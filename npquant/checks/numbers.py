@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -292,3 +293,19 @@ def at_least(value: Any, name: str, least: float, kind: type | None = None) -> f
     if v < least:
         raise ValueError(f"{name} must be at least {least}, got {v}")
     return v
+
+
+def share(value: Any, name: str) -> float:
+    """A part of all: a number within 0..1."""
+    v = at_least(value, name, 0.0)
+    if v > 1:
+        raise ValueError(f"{name} must be at most 1, got {v}")
+    return v
+
+
+def two(value: Any, name: str) -> Sequence[Any]:
+    """A tuple or the like of two numbers, which are not looked at yet."""
+    text = isinstance(value, (str, bytes, bytearray))
+    if text or not isinstance(value, Sequence) or len(value) != 2:
+        raise TypeError(f"{name} must be two numbers, got {show(value)}")
+    return value

@@ -190,7 +190,7 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
-        self.averaging_constant = _share(averaging_constant)
+        self.averaging_constant = checks.share(averaging_constant, "averaging_constant")
         super().__init__(
             dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps, is_dynamic=is_dynamic
         )
@@ -374,7 +374,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
-        self.averaging_constant = _share(averaging_constant)
+        self.averaging_constant = checks.share(averaging_constant, "averaging_constant")
         super().__init__(
             ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max,
             eps=eps, is_dynamic=is_dynamic,
@@ -382,13 +382,6 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         _move_range(self, self.averaging_constant, *extremes(granularity, x))
-
-
-def _share(averaging_constant: Any) -> float:
-    share = checks.at_least(averaging_constant, "averaging_constant", 0.0)
-    if share > 1:
-        raise ValueError(f"averaging_constant must be at most 1, got {share}")
-    return share
 
 
 def _move_range(observer: Observer, constant: float, least: Array, greatest: Array) -> None:
