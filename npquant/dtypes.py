@@ -151,8 +151,8 @@ def affine_precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> tupl
 
 
 def _spelled(dtypes: Iterable[DType]) -> dict[Any, DType]:
-    """np.int8 and np.dtype("int8") are equal but hash differently; this runs on every call."""
-    return {key: d for d in dtypes for key in (d, d.type)}
+    """np.int8, np.dtype("int8") and "int8" hash differently; this runs on every call."""
+    return {key: d for d in dtypes for key in (d, d.type, d.name)}
 
 
 _NATIVE, _TARGETS, _FLOATING = map(_spelled, ({*REALS, *BOUNDS}, BOUNDS, FLOATS))

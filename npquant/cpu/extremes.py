@@ -261,7 +261,7 @@ def _tiles_signature(dtype: Any, kind: Any) -> Types:
 
 
 def _keys_signature(kind: Any) -> Types:
-    return array_type(kind, 2), array_type(kind, 2)
+    return (Borrowed(TYPES[kind], 2, "C"),) * 2
 
 
 _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)

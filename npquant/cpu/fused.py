@@ -123,11 +123,8 @@ class Fused:
         if x.size <= TOGETHER and code != "wide" and x.flags.carray and y.flags.carray:
             run = self.whole[x.dtype, zero_point.dtype, code, mask is None]
             lo, hi = bounds
-            u, v, w = x, y, mask
-            if x.ndim != 1:
-                u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
-            if run(u, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, v,
-                   w) == DONE:  # fmt: skip
+            if run(x, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, y,
+                   mask) == DONE:  # fmt: skip
                 return
         elif observing:
             self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,

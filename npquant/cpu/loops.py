@@ -450,9 +450,6 @@ class Elementwise:
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
                 if entry is not None:
                     lo, hi, nan = constants
-                    if x.ndim != 1:
-                        x, y = x.ravel(), y.ravel()
-                        mask = None if mask is None else mask.ravel()
                     entry(0, n, 0, 0.0, 0.0, 0, channels, inner, x, scale, zero_point, lo, hi, nan,
                           y, mask)  # fmt: skip
                     return
@@ -461,8 +458,6 @@ class Elementwise:
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
-            x, y = x.reshape(n), y.reshape(n)
-            mask = None if mask is None else mask.reshape(n)
             views = strided.views((x,), never) if within else None
             piece = Piece(channels, inner or n, views=views)
             self._flat(piece, x, scale, zero_point, constants, precision, y, mask, past)

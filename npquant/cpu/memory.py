@@ -19,6 +19,9 @@ from npquant.cpu.lowered import lowered
 #: NumPy's large arrays begin 16 bytes behind one.
 LINE = 64
 
+#: Axes that an array of NumPy can have.
+MOST_AXES = 64
+
 #: No cache of a core holds an array of more than FAR elements. What is read of it is fetched, so
 #: many elements AHEAD of where they are used, FETCHED of them at a time; or FETCHED_FAR, which is
 #: faster, where a loop does not take long to begin, and half of that beside a table. It pays where
@@ -35,6 +38,16 @@ class Borrowed(types.Array):  # type: ignore[misc]
 
     def __init__(self, dtype: Any, ndim: int, layout: Any) -> None:
         super().__init__(dtype, ndim, layout, name=f"borrowed[{dtype}, {ndim}, {layout}]")
+
+
+class Flat(types.Array):  # type: ignore[misc]
+    """A borrowed array of any shape, contiguous, of which a kernel sees the elements in a row.
+
+    In Python a flat view of each would take longer to make than all arrays to pass.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(dtype, 1, "C", name=f"flat[{dtype}]")
 
 
 class EverySecond(types.Array):  # type: ignore[misc]
@@ -120,6 +133,7 @@ def data_of(context: Any, builder: Any, kind: Any, values: Any) -> Any:
 
 
 @register_model(Borrowed)
+@register_model(Flat)
 @register_model(EverySecond)
 class _BorrowedModel(models.StructModel):  # type: ignore[misc]
     """As of any array, but where references are counted there is only an address."""
@@ -142,11 +156,30 @@ class _BorrowedModel(models.StructModel):  # type: ignore[misc]
 @unbox(EverySecond)
 def _borrow(kind: Any, array: Any, c: Any) -> Any:
     found = c.context.make_array(kind)(c.context, c.builder)
+    error = _describe(array, found, c)
+    return NativeValue(found._getvalue(), is_error=error)
+
+
+@unbox(Flat)
+def _borrow_flat(kind: Any, array: Any, c: Any) -> Any:
+    any_shape = Borrowed(kind.dtype, MOST_AXES, "A")
+    room = on_stack(c.context, c.builder, any_shape, 1)
+    given = c.context.make_array(any_shape)(c.context, c.builder, ref=room)
+    error = _describe(array, given, c)
+    found = c.context.make_array(kind)(c.context, c.builder)
+    populate_array(
+        found, data=given.data, shape=[given.nitems], strides=[given.itemsize],
+        itemsize=given.itemsize, meminfo=None,
+    )  # fmt: skip
+    return NativeValue(found._getvalue(), is_error=error)
+
+
+def _describe(array: Any, found: Any, c: Any) -> Any:
+    """Have Numba write down where an array is and how it lies; whether it is none."""
     place = c.builder.bitcast(found._getpointer(), c.pyapi.voidptr)
     of = ir.FunctionType(ir.IntType(32), [c.pyapi.pyobj, c.pyapi.voidptr])
     adapt = cgutils.get_or_insert_function(c.builder.module, of, "numba_adapt_ndarray")
-    error = c.builder.call(adapt, [array, place])
-    return NativeValue(found._getvalue(), is_error=cgutils.is_not_null(c.builder, error))
+    return cgutils.is_not_null(c.builder, c.builder.call(adapt, [array, place]))
 
 
 @lower_builtin(operator.getitem, EverySecond, types.Integer)  # type: ignore[untyped-decorator]

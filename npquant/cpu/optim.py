@@ -43,11 +43,10 @@ class Update:
         key = (gradient.dtype, len(numbers), len(arrays))
         if n < PARALLEL_FROM and all(map(_is_carray, (gradient, *arrays))):
             entry = self._kernel.serial[key]
-            entry(0, n, numbers, *map(np.ndarray.ravel, (gradient, *arrays)))
+            entry(0, n, numbers, gradient, *arrays)
             return
         if plain(gradient) and all(map(plain, arrays)):
-            flat = [a.reshape(n) for a in (gradient, *arrays)]
-            self._kernel(n, n, (numbers, *flat), key)
+            self._kernel(n, n, (numbers, gradient, *arrays), key)
             return
         for _, flat, _ in pieces(PER_TENSOR, (gradient, *arrays), arrays, apart=False):
             read, results = flat[: 1 + len(arrays)], flat[1 + len(arrays) :]

@@ -66,7 +66,6 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
         return extremes.minmax(granularity, x)
     dtype = x.dtype
     least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
-    x = x if x.ndim == 1 else x.ravel()
     _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
     return least, greatest
 
@@ -220,7 +219,6 @@ class Observe:
         channels, inner, _ = granularity
         if few(granularity, x.size) and x.flags.carray:
             lo, hi = bounds
-            x = x if x.ndim == 1 else x.ravel()
             run = self._kernel.serial[x.dtype, precision, scale.dtype, zero_point.dtype]
             run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, middle, scale,
                 zero_point)  # fmt: skip

@@ -655,7 +655,7 @@ class Total:
             return 0.0
         sums = np.empty(-(-n // TILE))
         if n <= TILE:
-            flat = tuple([contiguous(a).ravel() for a in inputs])
+            flat = tuple(map(contiguous, inputs))
             self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, 0, n, flat, number, sums)
             return float(sums.item())
         whole = Granularity(1, n, None)

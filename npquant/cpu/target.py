@@ -24,7 +24,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from npquant.cpu import cache
 from npquant.cpu import primitives as _primitives  # noqa: F401 (teaches the compiler)
 from npquant.cpu import threads as pool
-from npquant.cpu.memory import Borrowed, EverySecond
+from npquant.cpu.memory import EverySecond, Flat
 from npquant.cpu.parts import parts_of
 from npquant.cpu.passes import needed_work
 from npquant.cpu.storage import TYPES
@@ -99,11 +99,9 @@ class Compiled(dict[Any, Any]):
         return _once(self, key, self._compile)
 
 
-def array_type(dtype: np.dtype[Any], ndim: int = 1, layout: str = "C") -> types.Type:
-    """The type of arrays; of flat ones of every second element for a pair of a dtype."""
-    if dtype.shape:
-        return EverySecond(TYPES[dtype.base])
-    return Borrowed(TYPES[dtype], ndim, layout)
+def array_type(dtype: np.dtype[Any]) -> types.Type:
+    """The type of contiguous arrays; of those of every second element for a pair of a dtype."""
+    return EverySecond(TYPES[dtype.base]) if dtype.shape else Flat(TYPES[dtype])
 
 
 def array_types(*dtypes: Any) -> Types:
@@ -271,11 +269,14 @@ _NUMBERS = {types.float32: np.float32, types.float64: np.float64, types.int32: n
 
 
 def _rounded(values: Any, kinds: Any) -> tuple[Any, ...]:
-    """The values as numbers of these types, those within tuples too; arrays as they are."""
-    return tuple(
-        _rounded(v, t) if isinstance(t, types.BaseTuple) else _NUMBERS.get(t, lambda v: v)(v)
-        for v, t in zip(values, kinds, strict=True)
-    )
+    """The values as they are in a kernel: numbers of these types, flat arrays, tuples of both."""
+
+    def one(v: Any, kind: Any) -> Any:
+        if isinstance(kind, types.BaseTuple):
+            return _rounded(v, kind)
+        return v.reshape(-1) if isinstance(kind, Flat) else _NUMBERS.get(kind, lambda v: v)(v)
+
+    return tuple(one(v, kind) for v, kind in zip(values, kinds, strict=True))
 
 
 def compiled(function: Any, signature: Callable[..., Types]) -> Compiled:

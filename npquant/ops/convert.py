@@ -10,7 +10,8 @@ from npquant import backend, checks, dtypes
 from npquant.checks import Array
 from npquant.meta import ArraySpec
 
-_CONVERTIBLE: frozenset[dtypes.DType] = dtypes.REALS | dtypes.FLOAT8 | {dtypes.bool_}
+_FLOATING: frozenset[dtypes.DType] = dtypes.FLOATS | dtypes.FLOAT8
+_CONVERTIBLE: frozenset[dtypes.DType] = dtypes.REALS | _FLOATING | {dtypes.bool_}
 _COMPLEX: frozenset[dtypes.DType] = frozenset({np.dtype(np.complex64), np.dtype(np.complex128)})
 
 
@@ -85,12 +86,8 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
         return y
     if x.dtype in _COMPLEX:
         x = x.real
-    if x.dtype == target or not (_floating(x.dtype) or _floating(target)):
+    if x.dtype == target or not (x.dtype in _FLOATING or target in _FLOATING):
         np.copyto(y, x, casting="unsafe")  # integers wrap in NumPy as they do in PyTorch
     else:
         backend.of(x).convert(x, y, given=out is not None)
     return y
-
-
-def _floating(dtype: dtypes.DType) -> bool:
-    return dtype in dtypes.FLOATS or dtype in dtypes.FLOAT8

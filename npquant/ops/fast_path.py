@@ -39,7 +39,7 @@ KEPT = CODES + LONG + LEARNED
 _NUMBERS = float, int
 PYTHON_NUMBERS: Kinds = (_NUMBERS,)
 
-_is_carray, _ravel = attrgetter("flags.carray"), np.ndarray.ravel
+_is_carray = attrgetter("flags.carray")
 # Names of this module are found sooner than those of another.
 _Array, _empty, _float32 = np.ndarray, np.empty, dtypes.float32
 
@@ -214,7 +214,7 @@ def fast_path(
     op, beyond = getattr(cpu, kernel).__self__, None
     run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
     large = n * run.work >= PARALLEL_FROM
-    flat, several = len(shape) == 1, type(dtype) is tuple
+    several = type(dtype) is tuple
     size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
     wide = target.itemsize >= size
     if wide and not (past or masked) and n * target.itemsize >= PAST:
@@ -304,22 +304,17 @@ def fast_path(
             y = checks.output(out, u, target, names, (*others, *qparams))
             if not y.flags.carray:
                 return None
-        v, w = y, (mask := _empty(shape, _BOOL) if masked else None)
-        if not flat:
-            x = tuple(map(_ravel, x)) if several else x.ravel()
-            v, w = y.ravel(), None if mask is None else mask.ravel()
-        if type(scale) is not float and scale.ndim != 1:
-            scale, zero_point = scale.ravel(), zero_point.ravel()
+        mask = _empty(shape, _BOOL) if masked else None
         if large and threads() > 1:  # one looks, and all compute
-            args = *cut, x, scale, zero_point, lo, hi, nan, v, w
+            args = *cut, x, scale, zero_point, lo, hi, nan, y, mask
             if done := entry(0, 0, channels, least, most, *args):
                 run(items, n, (0, 0.0, 0.0, *args), key(given), grain)
         elif repeats:
             done = entry(0, items, channels, least, most, 0, channels, inner, repeats, x, scale,
-                         zero_point, lo, hi, nan, v, w)  # fmt: skip
+                         zero_point, lo, hi, nan, y, mask)  # fmt: skip
         else:
             done = entry(0, items, channels, least, most, 0, channels, inner, x, scale, zero_point,
-                         lo, hi, nan, v, w)  # fmt: skip
+                         lo, hi, nan, y, mask)  # fmt: skip
         return (y, mask) if done else None
 
     by_strides: dict[Any, FastPath] = ways(call, shape, size, 2, turned, place if several else None)
@@ -344,7 +339,7 @@ def fast_backward(
     run, (tasks, block, channels, inner, count) = found
     # Up to here, threads are no faster.
     large = n * run.work > PARALLEL_FROM
-    (lo, hi, factor), flat = map(float, constants), len(shape) == 1
+    lo, hi, factor = map(float, constants)
     entry: Any = None
 
     def call(data: Any, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
@@ -372,11 +367,6 @@ def fast_backward(
             _empty(given, _float32),
             _empty(given, _float32),
         )
-        if not flat:
-            grad, x, y = grad.ravel(), x.ravel(), y.ravel()
-        if scale.ndim != 1:
-            scale, zero_point = scale.ravel(), zero_point.ravel()
-            slope, shift = slope.ravel(), shift.ravel()
         good = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
                      lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
         return results if good else None
@@ -423,8 +413,7 @@ def fast_choice(
         if not (x.flags.carray or plain(x)):
             return by_strides[x.strides](x) if n <= MOST or channels == 1 else None
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
-        s, z = scale.ravel(), zero_point.ravel()
-        compiled[key](channels, inner, x.ravel(), lo, hi, eps, middle, s, z)
+        compiled[key](channels, inner, x, lo, hi, eps, middle, scale, zero_point)
         return scale, zero_point
 
     by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 0, turned)
@@ -466,8 +455,7 @@ def fast_dynamic(
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
-        args = (rows, inner, x.ravel(), bottom, top, eps, lo, hi, nan, scale.ravel(),
-                zero_point.ravel(), y.ravel())  # fmt: skip
+        args = rows, inner, x, bottom, top, eps, lo, hi, nan, scale, zero_point, y
         done = 0
         if large and threads() > 1:  # all compute, and one looks
             run(rows, n, (0, 0.0, 0.0, *args), key, grain)
@@ -495,8 +483,6 @@ def fast_choice_of_range(
         if not (plain(least) and plain(greatest)):
             return by_strides[least.strides](ends)
         found = s, z = np.empty(results, scales), np.empty(results, zero_points)
-        if not shape:
-            least, greatest = least.ravel(), greatest.ravel()
         return found if compiled[key](least, greatest, lo, hi, eps, middle, s, z) else None
 
     by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 0, place=0)
@@ -529,7 +515,7 @@ def fast_step(
     n, code = prod(shape), precision[2]
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
         return no_fast_path
-    fused, (lo, hi), flat = getattr(cpu, kernel), bounds, len(shape) == 1
+    fused, (lo, hi) = getattr(cpu, kernel), bounds
     entries = Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
 
     def call(
@@ -543,16 +529,12 @@ def fast_step(
         if entry is None:
             return None
         y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
-        u, v, w, s, z = x, y, mask, scale, zero_point
-        if not flat:
-            u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
-        if low.ndim != 1:
-            low, high, s, z = low.ravel(), high.ravel(), s.ravel(), z.ravel()
-        found = entry(u, observing, constant, low, high, lo, hi, eps, s, z, lo, hi, v, w)
+        found = entry(x, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, y,
+                      mask)  # fmt: skip
         if found == OVERLAP:
             return None
         if found == REST:
-            fused.quantize(x, bounds, s, z, precision, y, mask)
+            fused.quantize(x, bounds, scale, zero_point, precision, y, mask)
         return y, mask
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath:
@@ -579,7 +561,7 @@ def fast_rows(
     ):
         return no_fast_path
     run, key, (lo, hi) = getattr(cpu, kernel).rows, (dtype, code, not masked), bounds
-    large, flat, grain = n * run.work >= PARALLEL_FROM, len(shape) == 1, max(1, GRAIN // inner)
+    large, grain = n * run.work >= PARALLEL_FROM, max(1, GRAIN // inner)
 
     def call(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
@@ -591,11 +573,8 @@ def fast_rows(
         if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):
             return None
         y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
-        u, v, w = x, y, mask
-        if not flat:
-            u, v, w = x.ravel(), y.ravel(), None if mask is None else mask.ravel()
-        args = (channels, inner, u, observing, constant, low, high, lo, hi, eps, scale, zero_point,
-                lo, hi, v, w)  # fmt: skip
+        args = (channels, inner, x, observing, constant, low, high, lo, hi, eps, scale, zero_point,
+                lo, hi, y, mask)  # fmt: skip
         some = large and threads() > 1
         if run.serial[key](0, 0 if some else channels, *args) == OVERLAP:
             return None
