@@ -19,9 +19,11 @@ import npquant.modules as npq
 import oracle
 import oracle_observers
 from cases import FLOATS, assert_same
+from npquant import cpu
 from npquant.errors import show
 from npquant.modules import (
     AdaroundFakeQuantizer,
+    EntropyObserver,
     FakeQuantize,
     FusedMovingAvgObsFakeQuantize,
     HistogramObserver,
@@ -31,6 +33,7 @@ from npquant.modules import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
     MSEObserver,
+    PercentileObserver,
     PerChannelMinMaxObserver,
 )
 from npquant.optim import SGD
@@ -267,13 +270,91 @@ def test_what_spoils_the_scale_is_not_observed(wrong):
         module(data((4, 6), 2))
 
 
+def of_counts(axis=None, **options):
+    """Return modules whose observers count, for arrays of shape (4, 6)."""
+    kind, channels = ("per_tensor", {}) if axis is None else ("per_channel", {"ch_axis": axis})
+    options = {"dtype": np.int8, "qscheme": f"{kind}_symmetric", **channels, **options}
+    counting = (MSEObserver, EntropyObserver, PercentileObserver)
+    learned = {} if axis is None else {"channel_len": (4, 6)[axis]}
+    return (
+        *(FakeQuantize(o, -8, 7, **options) for o in counting),
+        *([] if channels else [FakeQuantize(HistogramObserver, -8, 7, **options)]),
+        *(
+            LearnableFakeQuantize(MSEObserver, -8, 7, init=init, **learned, **options)
+            for init in ("observer", "lsq", "lsq+")
+        ),
+    )
+
+
+def test_a_range_without_a_scale_is_not_counted():
+    """Infinities no observer of counts sees, but a range may be wider than its few codes reach."""
+    options = {"quant_min": 0, "quant_max": 1, "dtype": np.uint8, "qscheme": "per_tensor_affine"}
+    module = FakeQuantize(PercentileObserver, percentile=100, **options)
+    module(data((4, 6)))
+    before = {key: np.copy(value) for key, value in module.state_dict().items()}
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        module(np.array([-3.4e38, 3.4e38], F32))
+    for key, value in module.state_dict().items():
+        assert_same(value, before[key], key)
+
+
+@pytest.mark.parametrize("init", ["lsq", "lsq+"])
+def test_an_estimate_that_is_no_scale_is_not_kept(init):
+    for axis in (None, 0):
+        channels = {} if axis is None else {"channel_len": 4, "ch_axis": 0}
+        scheme = "per_tensor_symmetric" if axis is None else "per_channel_symmetric"
+        module = LearnableFakeQuantize(
+            MSEObserver, -8, 7, dtype=np.int8, qscheme=scheme, init=init, **channels
+        )
+        module(data((4, 6)))
+        before = {key: np.copy(value) for key, value in module.state_dict().items()}
+        x = data((4, 6), 1)
+        x[1, 2] = np.inf
+        with (
+            pytest.warns(UserWarning, match="infinities"),
+            pytest.raises(ValueError, match="scale must be positive and finite in float32, got"),
+        ):
+            module(x)
+        for key, value in module.state_dict().items():
+            assert_same(value, before[key], key)
+
+
+@pytest.mark.parametrize(
+    "kernel", ["minmax", "double_range", "count_doubling", "count_linear", "respread"]
+)
+def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, kernel):
+    """It is raised when the kernel that runs has ended."""
+
+    def interrupted(*args, **kwargs):
+        run(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    met = 0
+    for module in (*of_counts(), *of_counts(0), *one_of_each()):
+        observer = module.activation_post_process
+        observer(data((4, 6)))
+        before = {key: np.copy(value) for key, value in observer.state_dict().items()}
+        held = [array for name in observer._names() if (array := observer._get(name)) is not None]
+        with monkeypatch.context() as patch:
+            run = getattr(cpu, kernel)
+            patch.setattr(cpu, kernel, interrupted)
+            try:
+                observer(data((4, 6), 1) * 5)
+            except KeyboardInterrupt:
+                met += 1
+                for (key, value), array in zip(before.items(), held, strict=True):
+                    assert_same(observer.state_dict()[key], value, key)
+                    assert_same(np.asarray(array), value, key)
+    assert met >= 1, kernel
+
+
 def test_arrays_are_replaced():
     """What a tape, or a user, still holds stays as it is."""
-    for module in (*one_of_each(0), *one_of_each()):
+    for module in (*one_of_each(0), *one_of_each(), *of_counts(0), *of_counts()):
         module(data((4, 6)))
         held = [(key, m._get(name)) for key, m, name in module._state("")]
         copies = [array.copy() for _, array in held]
-        module(data((4, 6), 1) * 3)
+        module(data((4, 6), 1) * 300)
         for (key, array), copied in zip(held, copies, strict=True):
             assert_same(array, copied, key)
         if not _adaround(module):

@@ -125,17 +125,20 @@ class FakeQuantizeBase(Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no qparams")
 
-    def _seen(self, x: Array) -> tuple[Array, Array] | None:
-        """Have the observer see `x`, and choose qparams; None if it has seen nothing yet.
+    def _seen(
+        self, x: Array, found: tuple[Array, Array] | None = None
+    ) -> tuple[Array, Array] | None:
+        """Have the observer see `x`, and choose qparams, unless others were `found`.
 
-        It forgets an array that makes scales of which none can be used, if one is to be now.
+        None if it has seen nothing yet. It forgets an array that makes scales of which none can be
+        used, if one is to be now.
         """
         observer = self.activation_post_process
         before = vars(observer).copy()  # its arrays are replaced, never written to
         observer(x)
         if observer._unset:
             return None
-        scale, zero_point = observer.calculate_qparams()
+        scale, zero_point = found or observer.calculate_qparams()
         if self._on("fake_quant_enabled") and isinstance(scale, np.ndarray):
             wrong = scale[~((scale > 0) & (scale < np.inf))]
             if wrong.size:
@@ -269,8 +272,8 @@ class FakeQuantize(FakeQuantizeBase):
     def _observe(self, x: Array) -> None:
         qparams = self._seen(x)
         if qparams is not None:
-            self.scale = qparams[0]
-            self.zero_point = astype(qparams[1], kind(self.zero_point)[1])
+            zero_point = astype(qparams[1], kind(self.zero_point)[1])
+            self.scale, self.zero_point = qparams[0], zero_point
 
     def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
         data = value_of(x)

@@ -374,13 +374,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             )
         if self.init != "observer" and not isinstance(x, np.ndarray):
             raise TypeError(f"x must be a NumPy array to estimate by {self.init!r}, got {show(x)}")
-        found = None if self.init == "observer" else self._chosen(seen)
-        qparams = self._seen(seen)
-        if qparams is None:
-            return
-        scale, zero_point = found or qparams
-        self.scale.value = astype(scale, _FLOAT)
-        self.zero_point.value = astype(zero_point, _FLOAT)
+        qparams = self._seen(seen, None if self.init == "observer" else self._chosen(seen))
+        if qparams is not None:
+            scale, zero_point = (astype(v, _FLOAT) for v in qparams)
+            self.scale.value, self.zero_point.value = scale, zero_point
 
     def _chosen(self, x: Array) -> tuple[Array, Array]:
         """Scale and zero point by the rule that `init` names."""
@@ -429,7 +426,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         return self._raised([reach(x) / half for x in channels])
 
     def _raised(self, scales: list[float]) -> Array:
-        return np.maximum(np.array(scales), self.eps)  # type: ignore[no-any-return]
+        with np.errstate(over="ignore"):
+            return np.maximum(np.array(scales), self.eps).astype(_FLOAT)  # type: ignore[no-any-return]
 
     def _least_error(self, x: Array) -> tuple[Array, Array]:
         """The qparams whose squared error is least."""

@@ -174,10 +174,11 @@ class Observer(Module):
             return self.min_val.size == 0
         return bool(self.min_val.item() == math.inf and self.max_val.item() == -math.inf)
 
-    def _set_range(self, least: Array, greatest: Array) -> None:
-        """Keep the extremes, which have one element a channel."""
+    def _set_range(self, least: Array, greatest: Array, **rest: Array) -> None:
+        """Keep the extremes, which have one element a channel, and what goes with them: at once."""
         shape = () if self.ch_axis is None else kind(least)[0]
-        self.min_val, self.max_val = reshape(least, shape), reshape(greatest, shape)
+        rest |= {"min_val": reshape(least, shape), "max_val": reshape(greatest, shape)}
+        vars(self).update(rest)
 
     def reset_min_max_vals(self) -> None:
         """Forget everything that was seen."""
@@ -260,12 +261,13 @@ class Observer(Module):
             raise ValueError(f"other must have {ours[0]} channels, got {theirs[0]}")
         self._merge(other)
 
-    def _merge(self, other: Self) -> None:
-        if self._unset:
-            self._set_range(flat(copy(other.min_val)), flat(copy(other.max_val)))
-        else:
-            self.min_val = minimum(self.min_val, beside(self.min_val, other.min_val))
-            self.max_val = maximum(self.max_val, beside(self.max_val, other.max_val))
+    def _merge(self, other: Self, **rest: Array) -> None:
+        least, greatest = flat(copy(other.min_val)), flat(copy(other.max_val))
+        if not self._unset:
+            ours = flat(self.min_val), flat(self.max_val)
+            least = minimum(ours[0], beside(ours[0], least))
+            greatest = maximum(ours[1], beside(ours[1], greatest))
+        self._set_range(least, greatest, **rest)
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         """The extremes have one shape, and the right order unless they are of nothing."""
@@ -316,11 +318,12 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     return least, greatest
 
 
-def widen_range(observer: Observer, least: Array, greatest: Array) -> None:
+def widen_range(observer: Observer, least: Array, greatest: Array, **rest: Array) -> None:
+    """Let the range of an observer reach to these extremes, and keep what goes with it."""
     if not observer._unset:
         least = minimum(least, beside(least, flat(observer.min_val)))
         greatest = maximum(greatest, beside(greatest, flat(observer.max_val)))
-    observer._set_range(least, greatest)
+    observer._set_range(least, greatest, **rest)
 
 
 def uniform(dtype: dtypes.DType) -> None:

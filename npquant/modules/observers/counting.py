@@ -61,36 +61,37 @@ class _CountingObserver(Observer):
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         least, greatest = finite_extremes(granularity, x)
-        self._grow(granularity.channels, _exponents(least, greatest))
-        exponent = self.exponent.reshape(-1)
+        new = self._reaching(_exponents(least, greatest))
+        exponent = new["exponent"].reshape(-1)
         with np.errstate(over="ignore"):
             bound = np.ldexp(np.float32(1), exponent)
         inverse = np.ldexp(np.float32(self.bins // 2), -exponent)
-        backend.of(x).count_doubling(granularity, x, inverse, bound, self._counts())
-        widen_range(self, least, greatest)
+        backend.of(x).count_doubling(granularity, x, inverse, bound, self._rows(new["histogram"]))
+        widen_range(self, least, greatest, **new)
 
-    def _counts(self) -> Array:
-        return self.histogram.reshape(-1, self.bins)
+    def _rows(self, histogram: Array) -> Array:
+        """The counts, a row a channel."""
+        return histogram.reshape(-1, self.bins)
 
-    def _grow(self, channels: int, exponent: Array) -> None:
-        """Let the bins reach to these exponents at least."""
+    def _reaching(self, exponent: Array) -> dict[str, Array]:
+        """New exponents, these at least, and the counts so far in such bins, in new arrays too."""
         if self._unset:
-            shape = () if self.ch_axis is None else (channels,)
-            self.exponent = np.full(shape, _LEAST_EXPONENT, np.int32)
-            self.histogram = np.zeros((*shape, self.bins), np.int64)
-        old = self.exponent.reshape(-1)
-        new = np.maximum(old, exponent)
-        backend.of(new).double_range((new - old).astype(np.int64), self._counts())
-        self.exponent = new.reshape(self.exponent.shape)
+            shape = () if self.ch_axis is None else exponent.shape
+            old = np.full(shape, _LEAST_EXPONENT, np.int32)
+            histogram = np.zeros((*shape, self.bins), np.int64)
+        else:
+            old, histogram = self.exponent, self.histogram.copy()
+        new = np.maximum(old.reshape(-1), exponent)
+        shifts = (new - old.reshape(-1)).astype(np.int64)
+        backend.of(new).double_range(shifts, self._rows(histogram))
+        return {"exponent": new.reshape(old.shape), "histogram": histogram}
 
-    def _merge(self, other: Self) -> None:
-        exponent = other.exponent.reshape(-1)
-        self._grow(exponent.size, exponent)
-        theirs = other._counts().copy()
-        shifts = (self.exponent.reshape(-1) - exponent).astype(np.int64)
-        backend.of(theirs).double_range(shifts, theirs)
-        self.histogram = self.histogram + theirs.reshape(self.histogram.shape)
-        super()._merge(other)
+    def _merge(self, other: Self, **rest: Array) -> None:
+        new, theirs = self._reaching(other.exponent.reshape(-1)), other.histogram.copy()
+        shifts = (new["exponent"] - other.exponent).astype(np.int64).reshape(-1)
+        backend.of(theirs).double_range(shifts, self._rows(theirs))
+        new["histogram"] += theirs
+        super()._merge(other, **new, **rest)
 
     def _range(self) -> tuple[Array, Array]:
         least, greatest = (v.copy() for v in super()._range())
@@ -100,8 +101,8 @@ class _CountingObserver(Observer):
         low, high = np.empty_like(least), np.empty_like(greatest)
         affine, symmetric, option = self._method(backend.of(least))
         (symmetric if self._symmetric else affine)(
-            self._counts(), width, least, greatest, (self.quant_min, self.quant_max), self._middle,
-            option, low, high,
+            self._rows(self.histogram), width, least, greatest, (self.quant_min, self.quant_max),
+            self._middle, option, low, high,
         )  # fmt: skip
         return low, high
 

@@ -139,13 +139,10 @@ class HistogramObserver(Observer):
         if not np.isfinite(width):
             raise ValueError(f"x must have a range that is a float32, got {low[0]} to {high[0]}")
         histogram = self._counted(granularity, x, low, high)
-        if first:
-            self.histogram = histogram
-        elif low[0] == self.min_val and high[0] == self.max_val:
-            self.histogram = self.histogram + histogram
-        else:
-            self.histogram = self._respread(low, high) + histogram
-        self._set_range(low, high)
+        if not first:
+            same = low[0] == self.min_val and high[0] == self.max_val
+            histogram += self.histogram if same else self._respread(low, high)
+        self._set_range(low, high, histogram=histogram)
 
     def _counted(self, granularity: Granularity, x: Array, low: Array, high: Array) -> Array:
         """The histogram of `x`, in float64 where float32 overflows on the way."""
