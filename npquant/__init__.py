@@ -115,3 +115,7 @@ def __getattr__(name: str) -> _Any:
     if name in _LATER:
         return _importlib.import_module(f"npquant.{name}")
     raise AttributeError(f"module 'npquant' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -54,6 +54,14 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
     float8_e5m2: (-57344, 57344),
 }
 
+#: Pairs of dtypes of scales and zero points as they mostly come: of codes, learned ones, PyTorch's
+#: of tokens, and all that are kept as they are.
+Pairs = tuple[tuple[Any, Any], ...]
+CODES: Final[Pairs] = ((float32, int32),)
+LEARNED: Final[Pairs] = ((float32, float32),)
+LONG: Final[Pairs] = ((float64, int64),)
+KEPT: Final = CODES + LONG + LEARNED
+
 #: Integers up to here, and their differences, are exact in float32 and in float64.
 EXACT32, EXACT64 = 2**23, 2**52
 

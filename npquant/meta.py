@@ -76,18 +76,28 @@ class ArraySpec:
     ValueError: scale must be positive and finite, got -0.1
     """
 
-    __slots__ = ("dtype", "shape")
+    __slots__ = ("_dtype", "_shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         try:
             if not isinstance(shape, _SEQUENCES) or isinstance(shape, _BYTES):
                 raise TypeError  # of numbers too, but not of lengths in an order
-            self.shape = tuple(operator.index(n) for n in shape)
+            self._shape = tuple(operator.index(n) for n in shape)
         except TypeError:
             raise TypeError(f"shape must be a tuple of integers, got {show(shape)}") from None
-        if any(n < 0 for n in self.shape):
-            raise ValueError(f"shape must not have negative lengths, got {self.shape}")
-        self.dtype = canonical(dtype, "dtype")
+        if any(n < 0 for n in self._shape):
+            raise ValueError(f"shape must not have negative lengths, got {self._shape}")
+        self._dtype = canonical(dtype, "dtype")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the axes."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements."""
+        return self._dtype
 
     @property
     def ndim(self) -> int:

@@ -44,6 +44,11 @@ class _Optimizer:
         """Check options that are assigned as those of the constructor, and make them so."""
         super().__setattr__(name, self._checked(name, value) if name in self._options else value)
 
+    def __repr__(self) -> str:
+        count = len(self.parameters)
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._options)
+        return f"{type(self).__name__}({count} parameter{'s' * (count > 1)}, {options})"
+
     def step(self, gradients: Sequence[Any]) -> None:
         """Update every parameter in place.
 

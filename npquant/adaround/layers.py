@@ -13,7 +13,7 @@ from npquant import autograd as ag
 from npquant import checks
 from npquant.autograd import functional
 from npquant.autograd.rules import RULES
-from npquant.dtypes import SINGLE_AND_DOUBLE, float32
+from npquant.dtypes import float32
 from npquant.errors import show
 
 Array = np.ndarray[Any, Any]
@@ -281,15 +281,15 @@ def checked_rows(value: Any, name: str) -> Array:
 
 def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Array]:
     """The three matrices in float64."""
-    first = _symmetric(value.inputs, f"{name}.inputs", columns)
+    first = checks.gram(value.inputs, f"{name}.inputs", columns)
     if (value.cross is None) != (value.floats is None):
         raise ValueError(f"{name} must have both cross and floats, or neither")
     if value.cross is None:
         return first, first, first
     return (
         first,
-        _matrix(value.cross, f"{name}.cross", columns),
-        _symmetric(value.floats, f"{name}.floats", columns),
+        checks.square_matrix(value.cross, f"{name}.cross", columns),
+        checks.gram(value.floats, f"{name}.floats", columns),
     )
 
 
@@ -322,25 +322,5 @@ def _activated(layer: Layer, apply: Callable[..., Any], y: Array) -> Array:
 
 
 def _finite(value: Any, name: str) -> Array:
-    x: Array = checks.host_array(value, name, (float32,))
-    if not np.isfinite(x).all():
-        raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
-    return x
-
-
-def _matrix(value: Any, name: str, columns: int) -> Array:
-    x: Array = checks.host_array(value, name, SINGLE_AND_DOUBLE)
-    if x.shape != (columns, columns):
-        raise ValueError(f"{name} must have the shape {(columns, columns)}, got {x.shape}")
-    if not np.isfinite(x).all():
-        raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
-    return x.astype(np.float64)
-
-
-def _symmetric(value: Any, name: str, columns: int) -> Array:
-    x = _matrix(value, name, columns)
-    if np.abs(x - x.T).max() > 1e-3 * np.abs(x).max():
-        raise ValueError(f"{name} must be symmetric, got a matrix that is not")
-    if (least := np.diag(x).min()) < 0:
-        raise ValueError(f"{name} must have sums of squares on its diagonal, got {least}")
+    x: Array = checks.finite_array(checks.host_array(value, name, (float32,)), name)
     return x

@@ -451,7 +451,7 @@ def flatten(x: Array, start_dim: int = 1) -> Array:
 
     Notes
     -----
-    Corresponds to ``torch.flatten``.
+    Corresponds to ``torch.flatten``, with the default of ``torch.nn.Flatten``.
 
     Examples
     --------

@@ -5,13 +5,17 @@ argument, what it was and what is allowed. Everything here runs before anything 
 """
 
 from npquant.checks.arrays import (
+    PLURAL,
+    SINGULAR,
     Array,
     array,
     assign,
     codes,
+    finite_array,
     flat,
     floats,
     full,
+    gram,
     host_array,
     itself_or_apart,
     native,
@@ -26,6 +30,7 @@ from npquant.checks.arrays import (
     refuse_overlap,
     rounded_once,
     same,
+    square_matrix,
     together,
     writeable,
 )
@@ -49,6 +54,7 @@ from npquant.checks.numbers import (
     bounds_with_steps,
     finite,
     finite_float32,
+    group_size_alone,
     group_size_of,
     integer,
     least_scale,
@@ -67,7 +73,7 @@ from npquant.checks.numbers import (
     zero_point_number,
 )
 from npquant.checks.qparams import (
-    CODES,
+    LOOK_AT_CODES,
     MOST,
     SMALL_ZERO_POINT,
     all_finite,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npquant import dtypes
-from npquant.dtypes import FLOATS, REALS, DType, bool_
+from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bool_
 from npquant.errors import show
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
@@ -17,6 +17,9 @@ from npquant.meta import ArraySpec
 Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceArray
 
 ARRAYS = (np.ndarray, ArraySpec)
+
+#: The qparams, from which `out` must be apart, as an op names them.
+SINGULAR, PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
 
 #: Arrays that compute otherwise than arrays.
 _OTHERWISE = np.ma.MaskedArray, np.matrix
@@ -50,6 +53,32 @@ def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = n
         got = type(value).__name__ if known else show(value)
         raise TypeError(f"{name} must be a NumPy array, got {got}")
     return native(array(value, name), name, allowed)
+
+
+def finite_array(x: Array, name: str) -> Array:
+    """`x`, an array of NumPy without infinities and NaN."""
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, got an array with infinities or NaN")
+    return x
+
+
+def square_matrix(value: Any, name: str, columns: int) -> Array:
+    """A finite matrix of so many rows and columns, in float64."""
+    x = host_array(value, name, SINGLE_AND_DOUBLE)
+    if x.shape != (columns, columns):
+        raise ValueError(f"{name} must have the shape {(columns, columns)}, got {x.shape}")
+    return finite_array(x, name).astype(np.float64)
+
+
+def gram(value: Any, name: str, columns: int) -> Array:
+    """The same of the products of columns with one another, each summed: up to rounding."""
+    x = square_matrix(value, name, columns)
+    half = x / 2  # of which the differences are finite
+    if np.abs(half - half.T).max(initial=0) > 1e-3 * np.abs(half).max(initial=0):
+        raise ValueError(f"{name} must be symmetric, got a matrix that is not")
+    if (least := np.diag(x).min(initial=0)) < 0:
+        raise ValueError(f"{name} must have sums of squares on its diagonal, got {least}")
+    return x
 
 
 def device_array(value: Any, name: str) -> Array | None:

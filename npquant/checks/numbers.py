@@ -287,6 +287,14 @@ def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str 
     return min(g, width or 2)  # of nothing, groups of any size
 
 
+def group_size_alone(group_size: Any) -> int | None:
+    """A group size, or None, before there is an axis for it to divide."""
+    g = None if group_size is None else shaping(group_size, "group_size")
+    if g is not None and g < 2:
+        raise ValueError(f"group_size must be at least 2, got {g}")
+    return g
+
+
 def at_least(value: Any, name: str, least: float, kind: type | None = None) -> float:
     """A finite number that is not less than another."""
     v = finite(value, name, kind)
@@ -307,5 +315,5 @@ def two(value: Any, name: str) -> Sequence[Any]:
     """A tuple or the like of two numbers, which are not looked at yet."""
     text = isinstance(value, (str, bytes, bytearray))
     if text or not isinstance(value, Sequence) or len(value) != 2:
-        raise TypeError(f"{name} must be two numbers, got {show(value)}")
+        raise TypeError(f"{name} must be a tuple or list of two numbers, got {show(value)}")
     return value

@@ -69,11 +69,9 @@ def in_range(p: Array, name: str, lo: float, hi: float, allowed: str = "") -> No
         raise ValueError(f"{name} must {allowed}, got {p[i]} at index {i}")
 
 
-#: Dtypes of scales and zero points, as they mostly come: codes, learned ones, PyTorch's per token.
-_CODES = dtypes.float32, dtypes.int32
-_LEARNED = dtypes.float32, dtypes.float32
-CODES, LEARNED = Looks(_CODES), Looks(_LEARNED)
-KEPT = Looks(_CODES, (dtypes.float64, dtypes.int64), _LEARNED)
+LOOK_AT_CODES, LOOK_AT_LEARNED, LOOK_AT_KEPT = (
+    Looks(*pairs) for pairs in (dtypes.CODES, dtypes.LEARNED, dtypes.KEPT)
+)
 
 
 def usual(
@@ -146,7 +144,7 @@ def code_qparams(
 ) -> tuple[Array, Array]:
     """What to quantize with, rounding before the zero point is added."""
     end = SMALL_ZERO_POINT
-    found = usual(scales_, zero_points_, shapes, CODES, -end, end, x)
+    found = usual(scales_, zero_points_, shapes, LOOK_AT_CODES, -end, end, x)
     if found is not None:
         return found
     s = scales(scales_, "scales", shapes, x)
@@ -158,7 +156,7 @@ def kept_qparams(
     scales_: Any, zero_points_: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """Scales and zero points that are used in their own precision."""
-    found = usual(scales_, zero_points_, shapes, KEPT, -MOST, MOST, x)
+    found = usual(scales_, zero_points_, shapes, LOOK_AT_KEPT, -MOST, MOST, x)
     if found is not None:
         return found
     s = scales(scales_, "scales", shapes, x)
@@ -199,7 +197,7 @@ def learned_qparams(
     scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """A float32 scale and a zero point that may be any number."""
-    found = usual(scale, zero_point, shapes, LEARNED, -math.inf, math.inf, x)
+    found = usual(scale, zero_point, shapes, LOOK_AT_LEARNED, -math.inf, math.inf, x)
     if found is not None:
         return found
     z = parameters(zero_point, "zero_point", shapes, x)

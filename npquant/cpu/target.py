@@ -66,12 +66,13 @@ def _after_fork() -> None:
     global_compiler_lock.release()
 
 
-# A fork waits for what another thread compiles: the child would wait for that thread forever.
-os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=_after_fork,
-)
+if hasattr(os, "register_at_fork"):
+    # A fork waits for what another thread compiles: the child would wait for that thread forever.
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=_after_fork,
+    )
 
 
 def threads() -> int:

@@ -133,15 +133,12 @@ class AdaroundFakeQuantizer(FakeQuantize):
             observer, quant_min, quant_max, dtype=dtype, qscheme=qscheme,
             **observer_kwargs,
         )  # fmt: skip
-        self.group_size = None if group_size is None else checks.shaping(group_size, "group_size")
-        if self.group_size is not None:
-            if self.group_size < 2:
-                raise ValueError(f"group_size must be at least 2, got {self.group_size}")
-            if not channels or axis != 0:
-                raise ValueError(
-                    "group_size must be None unless the scheme has channels and ch_axis is 0, got "
-                    f"{self.group_size}, {qscheme} and {axis}"
-                )
+        self.group_size = checks.group_size_alone(group_size)
+        if self.group_size is not None and not (channels and axis == 0):
+            raise ValueError(
+                "group_size must be None unless the scheme has channels and ch_axis is 0, got "
+                f"{self.group_size}, {qscheme} and {axis}"
+            )
         self.V = Parameter(np.empty(0, np.float32), "V")
         self.use_soft_rounding = True
 
@@ -174,10 +171,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         self.V.value = beside(x, self.V.value)
         shape, dtype = kind(self.V.value)
         if x.shape != shape:
-            made = (
-                f"the shape {shape}" if self._decided else "no shape: V is made by the first call"
-            )
-            raise ValueError(f"x must have the shape of V, which has {made}, got {x.shape}")
+            raise ValueError(f"x must have the shape of V, {shape}, got {x.shape}")
         if dtype != dtypes.compute(x.dtype):
             raise TypeError(f"x must have the precision of V, {dtype}, got {x.dtype}")
 
@@ -185,6 +179,14 @@ class AdaroundFakeQuantizer(FakeQuantize):
     def _decided(self) -> bool:
         """Whether there is a V."""
         return math.prod(kind(self.V.value)[0]) > 0
+
+    def _decided_on(self, x: Any) -> Array:
+        """The array of weights for which there is a V."""
+        data: Array = checks.floats(value_of(x), "x")
+        if not self._decided:
+            raise ValueError("V must be made by a first call with the weights, got none so far")
+        self._check_shape(data)
+        return data
 
     def _qparams(self, x: Array) -> tuple[Array, Array, int, int]:
         scale, zero_point = beside(x, self.scale), beside(x, self.zero_point)
@@ -215,8 +217,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         ValueError
             If `x` has another shape than V, or there is no V yet.
         """
-        data = checks.floats(value_of(x), "x")
-        self._check_shape(data)
+        data = self._decided_on(x)
         y: Array = nq.adaround_hard(
             value_of(x), self.V.value, *self._qparams(data), **self._where()
         )
@@ -245,8 +246,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         ValueError
             If `x` has another shape than V, there is no V yet, or the bounds are beyond `dtype`.
         """
-        data = checks.floats(value_of(x), "x")
-        self._check_shape(data)
+        data = self._decided_on(x)
         target = self.dtype if dtype is None else dtype
         q: Array = nq.adaround_codes(
             value_of(x), self.V.value, *self._qparams(data), target, **self._where()

@@ -17,7 +17,7 @@ from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantizeBase
 from npquant.modules.module import Array, check_eps, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
-from npquant.ops.learnable import ROUNDINGS
+from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 
 _FLOAT = dtypes.float32
 #: What `init` may be.
@@ -153,10 +153,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         super().__init__(observer, observer_kwargs | bounds)
         self.use_grad_scaling = checks.switch(use_grad_scaling, "use_grad_scaling")
         self.per_token = checks.switch(per_token, "per_token")
-        self.group_size = None if group_size is None else checks.shaping(group_size, "group_size")
+        self.group_size = checks.group_size_alone(group_size)
         self.init = checks.option(init, "init", INITS)
         self.zero_point_rounding = checks.option(
-            zero_point_rounding, "zero_point_rounding", ROUNDINGS
+            zero_point_rounding, "zero_point_rounding", ZERO_POINT_ROUNDINGS
         )
         if self.per_token or self.group_size is not None:
             self._check_rows()
@@ -177,8 +177,6 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         """Raise a ValueError unless rows can be observed as channels."""
         if self.per_token and self.group_size is not None:
             raise ValueError(f"group_size must be None if per_token, got {self.group_size}")
-        if self.group_size is not None and self.group_size < 2:
-            raise ValueError(f"group_size must be at least 2, got {self.group_size}")
         if not self.is_per_channel or self.ch_axis != 0:
             raise ValueError(
                 "observer must have channels, and ch_axis 0, for tokens and groups, got "

@@ -14,7 +14,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import CODES, PYTHON_NUMBERS, FastPath, fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, fast_path
 
 
 def adaround_init(
@@ -616,10 +616,9 @@ def adaround_regularizer_backward(
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
 _ONE = (1,), ()
 #: What `out` must be apart from.
-_QPARAMS = "scale", "zero_point"
-_SCALE, _ALL, _GRADIENT = ("scale",), ("V", *_QPARAMS), ("grad", "V", *_QPARAMS)
+_SCALE, _ALL, _GRADIENT = ("scale",), ("V", *checks.SINGULAR), ("grad", "V", *checks.SINGULAR)
 #: Dtypes of scales and zero points, as they mostly come.
-_CODES = (*CODES, (dtypes.float32, dtypes.int64))
+_CODES = (*dtypes.CODES, (dtypes.float32, dtypes.int64))
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.
 _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
 
@@ -678,7 +677,7 @@ def _qparams(
 ) -> tuple[Any, Any]:
     lo, hi, _ = constants
     if shapes and x.dtype != dtypes.float64:
-        found = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
+        found = checks.usual(scale, zero_point, shapes, checks.LOOK_AT_CODES, lo, hi, x)
         if found is not None:
             return found
     return _scale(x, scale, shapes), _zero_point(x, zero_point, shapes, lo, hi)

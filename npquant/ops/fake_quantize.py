@@ -12,12 +12,11 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import CODES, PYTHON_NUMBERS, FastPath, fast_path, no_fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, fast_path, no_fast_path
 
 #: Of zero points on a GPU.
 _INTEGERS = dtypes.int32, dtypes.int64
 #: What `out` must be apart from.
-_QPARAMS, _PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
 #: The shapes that the qparams of one tensor mostly have.
 _ONE: checks.Shapes = ((1,), ())
 
@@ -899,7 +898,7 @@ def _per_tensor(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point)), None
+        y, mask = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point)), None
     run, given = getattr(backend.of(x), kernel), out is not None
     run(layout.PER_TENSOR, x, s, z, constants, names, y, mask, given=given)
     return y, mask
@@ -927,10 +926,12 @@ def _tensor(
     names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
     kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
     exact = -checks.EXACT32, checks.EXACT32
-    shapes, kinds, within = (_ONE, CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
+    shapes, kinds, within = (
+        (_ONE, dtypes.CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
+    )
     return constants, names, kernel, fast_path(
         kernel, kind, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds,
-        within, _QPARAMS, masked,
+        within, checks.SINGULAR, masked,
     )  # fmt: skip
 
 
@@ -949,14 +950,14 @@ def _channels(
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
     constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
-    divide, given = checks.divides(rounding), _QPARAMS
+    divide, given = checks.divides(rounding), checks.SINGULAR
     at_once: FastPath = no_fast_path
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
-        within, given = (-checks.EXACT32, checks.EXACT32), _PLURAL
+        within, given = (-checks.EXACT32, checks.EXACT32), checks.PLURAL
     if not decomposed or names[2] == "float32":
         at_once = fast_path(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
-                        names, dtype, CODES, within, given, masked)  # fmt: skip
+                        names, dtype, dtypes.CODES, within, given, masked)  # fmt: skip
     return granularity, shapes, constants, names, divide, at_once
 
 
@@ -975,7 +976,7 @@ def _per_channel(
     lo, hi, _ = constants
     lib = backend.of(x)
     kernel = lib.fake_quantize_per_channel_by_division if divide else lib.fake_quantize_per_channel
-    qparams = checks.usual(scale, zero_point, shapes, checks.CODES, lo, hi, x)
+    qparams = checks.usual(scale, zero_point, shapes, checks.LOOK_AT_CODES, lo, hi, x)
     if qparams is None:
         s = checks.scales_float32(scale, "scale", shapes, x)
         z = checks.parameters(zero_point, "zero_point", shapes, x)
@@ -998,7 +999,7 @@ def _per_channel(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point)), None
+        y, mask = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point)), None
     kernel(granularity, x, s, z, constants, names, y, mask, given=out is not None)
     return y, mask
 
@@ -1018,7 +1019,7 @@ def _decomposed(
     double, qparams, kernel = x.dtype == dtypes.float64, None, "fake_quantize_decomposed"
     if names[2] == "float32":
         end = checks.EXACT32
-        qparams = checks.usual(scales, zero_points, shapes, checks.CODES, -end, end, x)
+        qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, -end, end, x)
     if qparams is None:
         kernel += "_wide"
         s = checks.scales_float32(scales, "scales", shapes, x)
@@ -1031,7 +1032,7 @@ def _decomposed(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, _PLURAL, (scales, zero_points)), None
+        y, mask = checks.output(out, x, x.dtype, checks.PLURAL, (scales, zero_points)), None
     code = "float64" if double else "float32"
     names, given = ("float32", code, code), out is not None
     run(granularity, x, s, z, constants, names, y, mask, given=given)

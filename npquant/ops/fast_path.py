@@ -27,17 +27,11 @@ from npquant.cpu.walk import contiguous, plain
 from npquant.dtypes import DType
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 
-_INT32, _INT64, _BOOL = dtypes.int32, dtypes.int64, dtypes.bool_
-#: Dtypes of scales and zero points as they mostly come: of codes, learned, of PyTorch's tokens.
-Kinds = tuple[tuple[Any, Any], ...]
-CODES: Kinds = ((dtypes.float32, _INT32),)
-LEARNED: Kinds = ((dtypes.float32, dtypes.float32),)
-LONG: Kinds = ((dtypes.float64, _INT64),)
-KEPT = CODES + LONG + LEARNED
-#: A scale and a zero point that are numbers. As classes they equal the dtypes of `LONG`, but have
-#: other hashes: sets tell them apart, and tuples do not.
+_INT32, _BOOL = dtypes.int32, dtypes.bool_
+#: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but
+#: have other hashes: sets tell them apart, and tuples do not.
 _NUMBERS = float, int
-PYTHON_NUMBERS: Kinds = (_NUMBERS,)
+PYTHON_NUMBERS: dtypes.Pairs = (_NUMBERS,)
 
 _is_carray = attrgetter("flags.carray")
 # Names of this module are found sooner than those of another.
@@ -184,7 +178,7 @@ def fast_path(
     constants: tuple[Any, ...],
     precision: tuple[str, str, str],
     target: DType,
-    kinds: Kinds,
+    kinds: dtypes.Pairs,
     within: tuple[float, float],
     names: tuple[str, ...],
     masked: bool = False,

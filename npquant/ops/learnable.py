@@ -13,14 +13,13 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import LEARNED, fast_backward, fast_path
+from npquant.ops.fast_path import fast_backward, fast_path
 
 #: The shapes that the qparams of one tensor may have.
 _ONE: checks.Shapes = ((1,), ())
 #: What `zero_point_rounding` may be.
-ROUNDINGS = ("pytorch", "nearest")
+ZERO_POINT_ROUNDINGS = ("pytorch", "nearest")
 #: What `out` must be apart from.
-_QPARAMS = "scale", "zero_point"
 
 
 def fake_quantize_learnable_per_tensor_affine(
@@ -109,7 +108,7 @@ def fake_quantize_learnable_per_tensor_affine(
         s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
-    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
+    y = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point))
     kernel = backend.of(x).fake_quantize_learnable_per_tensor
     kernel(layout.PER_TENSOR, x, s, z, constants, names, y, given=out is not None)
     return y
@@ -859,7 +858,7 @@ def _plan(
     """The plan of a backward, if it says how it rounds; a forward only checks the factor."""
     gradients = f"learnable_gradients{which or '_per_channel'}"
     for option in rounding:
-        if checks.option(option, "zero_point_rounding", ROUNDINGS) == "nearest":
+        if checks.option(option, "zero_point_rounding", ZERO_POINT_ROUNDINGS) == "nearest":
             gradients += "_nearest"
     bounds = checks.bounds_around_zero if rounding else checks.bounds
     lo, hi = bounds(quant_min, quant_max, kind)
@@ -871,8 +870,8 @@ def _plan(
         backward = fast_backward(gradients, kind, shape, dtype, *found, constants, code)
         return *found, constants, names, gradients, backward
     kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
-    at_once = fast_path(kernel, kind, shape, dtype, *found, constants, names, dtype, LEARNED,
-                    (-inf, inf), _QPARAMS)  # fmt: skip
+    at_once = fast_path(kernel, kind, shape, dtype, *found, constants, names, dtype, dtypes.LEARNED,
+                    (-inf, inf), checks.SINGULAR)  # fmt: skip
     return *found, constants, names, kernel, at_once
 
 
@@ -882,7 +881,7 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
     if done is not None:
         return done[0]
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
-    y = checks.output(out, x, x.dtype, _QPARAMS, (scale, zero_point))
+    y = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point))
     run = getattr(backend.of(x), kernel)
     run(granularity, x, s, z, constants, names, y, given=out is not None)
     return y

@@ -473,7 +473,10 @@ def _precision(dtype: dtypes.DType, vector: bool, eps: float) -> tuple[str, floa
 
 
 def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
-    """The zero point of a symmetric scheme: the middle of an unsigned range of up to 8 bits."""
+    """The zero point of a symmetric scheme: the middle of an unsigned range of up to 8 bits.
+
+    Of uint16 it is PyTorch's 0 (D21), where observers, which PyTorch has none of, take the middle.
+    """
     least, greatest = dtypes.BOUNDS[target]
     if least != 0 or greatest > 255:
         return 0

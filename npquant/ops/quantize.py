@@ -11,10 +11,6 @@ import numpy as np
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.ops.fast_path import (
-    CODES,
-    KEPT,
-    LEARNED,
-    LONG,
     PYTHON_NUMBERS,
     FastPath,
     fast_path,
@@ -137,7 +133,7 @@ def quantize_per_tensor(
     if done is not None:
         return done[0]
     s, z, kinds = _inverse(x, scale, zero_point, divide)
-    y = checks.output(out, x, target, _QPARAM, (scale, zero_point))
+    y = checks.output(out, x, target, checks.SINGULAR, (scale, zero_point))
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_tensor
     names, given = (*kinds, code), out is not None
@@ -235,7 +231,7 @@ def dequantize_per_tensor(
     s, z = _numbers(q, scale, zero_point, precision)
     z = _rounded_once(z, precision)
     s = checks.cast(s, precision) if checks.on_device(s) else s
-    y = checks.output(out, q, result, _QPARAM, (scale, zero_point))
+    y = checks.output(out, q, result, checks.SINGULAR, (scale, zero_point))
     _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
     return y
 
@@ -346,7 +342,7 @@ def quantize_per_channel(
     if done is not None:
         return done[0]
     s, z = checks.code_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, _QPARAMS, (scales, zero_points))
+    y = checks.output(out, x, target, checks.PLURAL, (scales, zero_points))
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
@@ -448,7 +444,7 @@ def dequantize_per_channel(
         return done[0]
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
     s = checks.in_precision(s, "scales", dtypes.compute(result))
-    y = checks.output(out, q, result, _QPARAMS, (scales, zero_points))
+    y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points))
     _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result, out is not None)
     return y
 
@@ -822,7 +818,6 @@ def dequantize_per_channel_group(
 # --- what they share --------------------------------------------------------------------------
 
 #: What `out` must be apart from.
-_QPARAM, _QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
 
 
 #: Zero points up to here, and their differences with codes, are exact in float32.
@@ -849,7 +844,7 @@ def _tensor(
     return constants, code, divide, fast_path(
         _by_division(target) if divide else "quantize_per_tensor", kind, shape, dtype,
         layout.PER_TENSOR, (), constants, (dtypes.compute(dtype).name, "int32", code), target,
-        PYTHON_NUMBERS, (-end, end), _QPARAM, inverse=not divide,
+        PYTHON_NUMBERS, (-end, end), checks.SINGULAR, inverse=not divide,
     )  # fmt: skip
 
 
@@ -881,9 +876,9 @@ def _codes(
     if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
         end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
         kernel = _by_division(target) if divide else kernel
-        kinds = KEPT if rows else CODES
+        kinds = dtypes.KEPT if rows else dtypes.CODES
         at_once = fast_path(kernel, kind, shape, dtype, *found, constants, precision, target, kinds,
-                        (-end, end), _QPARAMS)  # fmt: skip
+                        (-end, end), checks.PLURAL)  # fmt: skip
     return *found, constants, precision, divide, at_once
 
 
@@ -907,7 +902,7 @@ def _from_tensor(
         kernel, precision, within = "dequantize", names, (-end, end)
     return result, names, fast_path(
         kernel, kind, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result,
-        PYTHON_NUMBERS, within, _QPARAM,
+        PYTHON_NUMBERS, within, checks.SINGULAR,
     )  # fmt: skip
 
 
@@ -917,11 +912,11 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     checks.bounds_of(*bounds)
     found, result = checks.channels(shape, axis), _output_dtype(out_dtype, "out_dtype")
     kernel, within = "dequantize", (-checks.MOST, checks.MOST)
-    kinds = LONG if result == dtypes.float64 else CODES + LEARNED
+    kinds = dtypes.LONG if result == dtypes.float64 else dtypes.CODES + dtypes.LEARNED
     if _narrow(result, dtype):
-        kernel, kinds, within = "dequantize_promoted", CODES, dtypes.BOUNDS[dtype]
+        kernel, kinds, within = "dequantize_promoted", dtypes.CODES, dtypes.BOUNDS[dtype]
     return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, _IN_FLOAT32,
-                                     result, kinds, within, _QPARAMS)  # fmt: skip
+                                     result, kinds, within, checks.PLURAL)  # fmt: skip
 
 
 @checks.remembered
@@ -945,7 +940,8 @@ def _promoting(
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         at_once = fast_path("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES,
-                        _IN_FLOAT32, result, CODES, (-_SMALL, _SMALL), _QPARAMS)  # fmt: skip
+                        _IN_FLOAT32, result, dtypes.CODES, (-_SMALL, _SMALL),
+                        checks.PLURAL)  # fmt: skip
     return *found, result, at_once
 
 
@@ -1011,7 +1007,7 @@ def _quantize_rows(
     if done is not None:
         return done[0]
     s, z = checks.kept_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, _QPARAMS, (scales, zero_points))
+    y = checks.output(out, x, target, checks.PLURAL, (scales, zero_points))
     lib = backend.of(x)
     if divide:
         kernel, z = getattr(lib, _by_division(target)), checks.large_as_floats(z, s, x)
@@ -1056,12 +1052,12 @@ def _dequantize_rows(
         return done[0]
     found, code = None, "float32"
     if q.dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
-        found = checks.usual(scales, zero_points, shapes, checks.CODES, -_SMALL, _SMALL, q)
+        found = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, -_SMALL, _SMALL, q)
     if found is not None:
         s, z = found
     else:
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
-    y = checks.output(out, q, result, _QPARAMS, (scales, zero_points))
+    y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points))
     lib = backend.of(q)
     kernel, names = lib.dequantize_promoted, ("float32", code, "float32")
     kernel(granularity, q, s, z, _NO_CODES, names, y, given=out is not None)
