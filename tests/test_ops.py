@@ -421,11 +421,25 @@ def test_no_row_asks_for_the_zero_points_of_others(target, scale_dtype):
     s, bounds = np.full(2, 0.3, scale_dtype), BOUNDS[np.dtype(target)]
     for z in (0, 1000):
         expected = nq.dequantize_per_token(q[:1], s[:1], np.array([z]), *bounds, target, F64)
-        for other in (2**23, 2**23 + 1, 2**30, 2**40):
+        for other in (2**23, 2**23 + 1, 2**30, 2**40, 2**62 + 1):
             zero_points = np.array([z, other])
             got = nq.dequantize_per_token(q, s, zero_points, *bounds, target, F64)
             assert_same(got[:1], expected)
             agree("dequantize_per_token", q, s, zero_points, *bounds, target, F64)
+
+
+@pytest.mark.parametrize("scale_dtype", [np.float16, F32, F64])
+@pytest.mark.parametrize("target", [np.int8, np.uint16, np.int32, ml_dtypes.int4])
+def test_differences_that_no_float64_holds(target, scale_dtype):
+    """They are those of integers of 64 bits, as in PyTorch, which wrap."""
+    largest = np.array([2**53 + 1, -(2**53) - 1, 2**62 + 257, -(2**62) - 1, 2**63 - 1, -(2**63)])
+    q = np.resize(every_code(np.dtype(target)), (6, 300))
+    s, bounds = np.linspace(0.3, 0.9, 6).astype(scale_dtype), BOUNDS[np.dtype(target)]
+    for result in (F32, F64, ml_dtypes.bfloat16):
+        agree("dequantize_per_token", q, s, largest, *bounds, target, result)
+        groups = np.repeat(largest, 3).reshape(6, 3)
+        scales = np.repeat(s, 3).reshape(6, 3)
+        agree("dequantize_per_channel_group", q, scales, groups, *bounds, target, 100, result)
 
 
 def test_most_scales_are_right_in_float32_and_some_are_not():

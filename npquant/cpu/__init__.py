@@ -66,6 +66,7 @@ from npquant.cpu.qparams import (
 )
 from npquant.cpu.quantize import (
     dequantize,
+    dequantize_in_integers,
     dequantize_promoted,
     quantize_by_division,
     quantize_by_division_to_float8,
@@ -103,6 +104,7 @@ __all__ = [
     "count_doubling",
     "count_linear",
     "dequantize",
+    "dequantize_in_integers",
     "dequantize_promoted",
     "dot",
     "double_range",

@@ -16,3 +16,5 @@ dequantize = Elementwise(f.in_output, f.dequantize).run
 dequantize_promoted = Tried(
     f.in_floats, f.dequantize_promoted, f.split_scale, f.dequantize_in_float32
 ).run
+#: The same where no float64 holds a difference.
+dequantize_in_integers = Elementwise(f.in_integers, f.dequantize_promoted).run

@@ -67,6 +67,7 @@ from npquant.cuda.qparams import (
 )
 from npquant.cuda.quantize import (
     dequantize,
+    dequantize_in_integers,
     dequantize_promoted,
     quantize_by_division,
     quantize_by_division_to_float8,

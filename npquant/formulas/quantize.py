@@ -159,7 +159,7 @@ def as_given(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any
 
 @formula
 def in_integers(q: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of `dequantize_promoted` on a GPU, where zero points may be of any size."""
+    """Parameters of `dequantize_promoted` where zero points may be of any size."""
     return scale, whole(zero_point)
 
 

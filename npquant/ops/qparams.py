@@ -475,7 +475,7 @@ def _precision(dtype: dtypes.DType, vector: bool, eps: float) -> tuple[str, floa
 def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
     """The zero point of a symmetric scheme: the middle of an unsigned range of up to 8 bits.
 
-    Of uint16 it is PyTorch's 0 (D21), where observers, which PyTorch has none of, take the middle.
+    Of uint16 it is 0, as in PyTorch (D21); observers take the middle there (D25).
     """
     least, greatest = dtypes.BOUNDS[target]
     if least != 0 or greatest > 255:

@@ -1059,13 +1059,18 @@ def _dequantize_rows(
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
     y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points))
     lib = backend.of(q)
-    kernel, names = lib.dequantize_promoted, ("float32", code, "float32")
+    in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
+    kernel = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted
+    names = "float32", code, "float32"
     kernel(granularity, q, s, z, _NO_CODES, names, y, given=out is not None)
     return y
 
 
 def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
-    """Scales and zero points in the precision of PyTorch's promotion; its name for a number."""
+    """Scales and zero points in the precision of PyTorch's promotion; its name for a number.
+
+    Integer zero points become floats that hold their differences with codes, if there are such.
+    """
     code = "float32"
     if q.dtype in dtypes.FLOAT8 and type(z) is not int and z.dtype in dtypes.FLOATS:
         z = checks.cast(z, dtypes.promote(z.dtype, dtypes.float32))  # as which the codes count
@@ -1084,8 +1089,10 @@ def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
             # float32 holds the difference exactly, unless a zero point or a code is too large.
             # Float8 codes count as float32.
             small = q.dtype != dtypes.int32 and checks.outside(z, -_SMALL, _SMALL) < 0
-            single = small or q.dtype in dtypes.FLOAT8
-            z = z.astype(dtypes.float32 if single else dtypes.float64)
+            if small or q.dtype in dtypes.FLOAT8:
+                z = z.astype(dtypes.float32)
+            elif checks.outside(z, -dtypes.EXACT64, dtypes.EXACT64) < 0:
+                z = z.astype(dtypes.float64)
         if fractional and type(s) is np.ndarray:
             s = s.astype(dtypes.promote(s.dtype, z.dtype), copy=False)
     return s, z, code
