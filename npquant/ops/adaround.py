@@ -14,7 +14,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path
 
 
 def adaround_init(
@@ -664,12 +664,12 @@ def _plan(
     kinds = () if computed == dtypes.float64 else _CODES
     kinds = kinds if shapes else kinds + PYTHON_NUMBERS
     backward = kernel == "adaround_soft_backward"
-    at_once = fast_path(
-        kernel, kind, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
-        constants, (name, name, name), computed if backward else target or dtype,
-        kinds, (lo, hi), _GRADIENT if backward else _ALL, place=int(backward),
+    form = Form(
+        kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
+        constants, (name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
+        _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
-    return granularity, shapes, constants, (name, name, name), at_once
+    return granularity, shapes, constants, (name, name, name), fast_path(kind, form)
 
 
 def _qparams(

@@ -12,7 +12,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, fast_path, no_fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path
 
 #: Of zero points on a GPU.
 _INTEGERS = dtypes.int32, dtypes.int64
@@ -929,10 +929,11 @@ def _tensor(
     shapes, kinds, within = (
         (_ONE, dtypes.CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
     )
-    return constants, names, kernel, fast_path(
-        kernel, kind, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds,
-        within, checks.SINGULAR, masked,
+    form = Form(
+        kernel, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds, within,
+        checks.SINGULAR, masked=masked,
     )  # fmt: skip
+    return constants, names, kernel, fast_path(kind, form)
 
 
 @checks.remembered
@@ -956,8 +957,11 @@ def _channels(
     if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-checks.EXACT32, checks.EXACT32), checks.PLURAL
     if not decomposed or names[2] == "float32":
-        at_once = fast_path(kernel + "_by_division" * divide, kind, shape, dtype, *found, constants,
-                        names, dtype, dtypes.CODES, within, given, masked)  # fmt: skip
+        form = Form(
+            kernel + "_by_division" * divide, shape, dtype, *found, constants, names, dtype,
+            dtypes.CODES, within, given, masked=masked,
+        )  # fmt: skip
+        at_once = fast_path(kind, form)
     return granularity, shapes, constants, names, divide, at_once
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -168,42 +168,54 @@ def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
     )
 
 
-def fast_path(
-    kernel: str,
-    kind: type,
-    shape: tuple[int, ...],
-    dtype: DType | tuple[DType, ...],
-    granularity: Granularity,
-    shapes: checks.Shapes,
-    constants: tuple[Any, ...],
-    precision: tuple[str, str, str],
-    target: DType,
-    kinds: dtypes.Pairs,
-    within: tuple[float, float],
-    names: tuple[str, ...],
-    masked: bool = False,
-    place: int = 0,
-    inverse: bool = False,
-    past: bool = False,
-) -> FastPath:
-    """A function of an input of this shape and dtype, its qparams, and perhaps `out`.
+class Form(NamedTuple):
+    """What of a call of an elementwise op does not depend on its data."""
+
+    #: The kernel's name.
+    kernel: str
+    #: Of the data. With several dtypes there are as many inputs.
+    shape: tuple[int, ...]
+    dtype: DType | tuple[DType, ...]
+    granularity: Granularity
+    #: That arrays of qparams may have; if there is none, those of one element count as numbers.
+    shapes: checks.Shapes
+    #: Those of the kernel, and the types of a scale, of a zero point and of them, as `Elementwise`
+    #: takes both.
+    constants: tuple[Any, ...]
+    precision: tuple[str, str, str]
+    #: The dtype of the result.
+    target: DType
+    #: The dtypes that arrays of qparams may have, and bounds of the zero points.
+    kinds: dtypes.Pairs
+    within: tuple[float, float]
+    #: What `out` must be apart from: inputs but for the one at `place`, and the qparams.
+    names: tuple[str, ...]
+    place: int = 0
+    #: Whether there is a mask, too.
+    masked: bool = False
+    #: Whether the kernel takes the reciprocal of a scale.
+    inverse: bool = False
+    #: Whether results are written past the caches, where large arrays are given for them. In new
+    #: memory they are not, as the system has just cleared it by way of the caches.
+    past: bool = False
+
+
+def fast_path(kind: type, form: Form) -> FastPath:
+    """A function of an input of this form, its qparams, and perhaps `out`.
 
     It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
-    convert and nothing to refuse. That is arrays of one of `kinds` and of one of `shapes`, or
-    numbers, scales that are positive and finite, zero points `within` two bounds, and all of it
+    convert and nothing to refuse. That is arrays of the dtypes and shapes that the form names, or
+    numbers, scales that are positive and finite, zero points within the bounds, and all of it
     contiguous, be it that the axes of the data lie in another order. Else nothing was written, and
-    the result is None. Without `shapes`, arrays of one element count as numbers. `precision` is
-    that of numbers and of the constants, as of `Elementwise`; with `inverse`, the kernel takes
-    the reciprocal of a scale.
-
-    With several dtypes there are as many inputs, of which the one at `place` may be `out` too;
-    `names` are those of the others, which may not, and of the qparams. With `past`, results are
-    written past the caches if they may: where large arrays are given for them. In new memory they
-    are not, as the system has just cleared it by way of the caches.
+    the result is None.
     """
-    n, code = prod(shape), precision[2]
     if kind is not np.ndarray:
         return no_fast_path
+    (
+        kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
+        names, place, masked, inverse, past,
+    ) = form  # fmt: skip
+    n, code = prod(shape), precision[2]
     # A kernel's public name is the method `run` of its `Elementwise`.
     op, beyond = getattr(cpu, kernel).__self__, None
     run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
@@ -212,10 +224,7 @@ def fast_path(
     size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
     wide = target.itemsize >= size
     if wide and not (past or masked) and n * target.itemsize >= PAST:
-        beyond = fast_path(
-            kernel, kind, shape, dtype, granularity, shapes, constants, precision, target, kinds,
-            within, names, masked, place, inverse, past=True,
-        )  # fmt: skip
+        beyond = fast_path(kind, form._replace(past=True))
     channels, inner, _ = granularity
     inner = inner or n
     # A float is one already: an integer is asked for it in every call.
@@ -234,10 +243,10 @@ def fast_path(
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
         cut = granularity.layout(shape, order)
-        return cut and fast_path(
-            kernel, kind, lying, dtype, Granularity(*cut, None), shapes, constants, precision,
-            target, kinds, within, names, masked, place, inverse,
-        )  # fmt: skip
+        if cut is None:
+            return None
+        there = form._replace(shape=lying, granularity=Granularity(*cut, None), past=False)
+        return fast_path(kind, there)
 
     in_order = Entries(lambda order: turned(tuple([shape[i] for i in order]), order))
 

@@ -13,7 +13,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import fast_backward, fast_path
+from npquant.ops.fast_path import Form, fast_backward, fast_path
 
 #: The shapes that the qparams of one tensor may have.
 _ONE: checks.Shapes = ((1,), ())
@@ -870,9 +870,9 @@ def _plan(
         backward = fast_backward(gradients, kind, shape, dtype, *found, constants, code)
         return *found, constants, names, gradients, backward
     kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
-    at_once = fast_path(kernel, kind, shape, dtype, *found, constants, names, dtype, dtypes.LEARNED,
-                    (-inf, inf), checks.SINGULAR)  # fmt: skip
-    return *found, constants, names, kernel, at_once
+    form = Form(kernel, shape, dtype, *found, constants, names, dtype, dtypes.LEARNED, (-inf, inf),
+                checks.SINGULAR)  # fmt: skip
+    return *found, constants, names, kernel, fast_path(kind, form)
 
 
 def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Array:

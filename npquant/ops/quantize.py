@@ -10,12 +10,7 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
-from npquant.ops.fast_path import (
-    PYTHON_NUMBERS,
-    FastPath,
-    fast_path,
-    no_fast_path,
-)
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path
 
 
 def quantize_per_tensor(
@@ -841,11 +836,12 @@ def _tensor(
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
     constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, end = checks.divides(rounding), checks.SMALL_ZERO_POINT
-    return constants, code, divide, fast_path(
-        _by_division(target) if divide else "quantize_per_tensor", kind, shape, dtype,
-        layout.PER_TENSOR, (), constants, (dtypes.compute(dtype).name, "int32", code), target,
-        PYTHON_NUMBERS, (-end, end), checks.SINGULAR, inverse=not divide,
+    form = Form(
+        _by_division(target) if divide else "quantize_per_tensor", shape, dtype, layout.PER_TENSOR,
+        (), constants, (dtypes.compute(dtype).name, "int32", code), target, PYTHON_NUMBERS,
+        (-end, end), checks.SINGULAR, inverse=not divide,
     )  # fmt: skip
+    return constants, code, divide, fast_path(kind, form)
 
 
 @checks.remembered
@@ -877,8 +873,9 @@ def _codes(
         end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
         kernel = _by_division(target) if divide else kernel
         kinds = dtypes.KEPT if rows else dtypes.CODES
-        at_once = fast_path(kernel, kind, shape, dtype, *found, constants, precision, target, kinds,
-                        (-end, end), checks.PLURAL)  # fmt: skip
+        form = Form(kernel, shape, dtype, *found, constants, precision, target, kinds, (-end, end),
+                    checks.PLURAL)  # fmt: skip
+        at_once = fast_path(kind, form)
     return *found, constants, precision, divide, at_once
 
 
@@ -900,10 +897,11 @@ def _from_tensor(
         kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, dtypes.BOUNDS[dtype]
     else:
         kernel, precision, within = "dequantize", names, (-end, end)
-    return result, names, fast_path(
-        kernel, kind, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result,
-        PYTHON_NUMBERS, within, checks.SINGULAR,
+    form = Form(
+        kernel, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result, PYTHON_NUMBERS,
+        within, checks.SINGULAR,
     )  # fmt: skip
+    return result, names, fast_path(kind, form)
 
 
 @checks.remembered
@@ -915,8 +913,9 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     kinds = dtypes.LONG if result == dtypes.float64 else dtypes.CODES + dtypes.LEARNED
     if _narrow(result, dtype):
         kernel, kinds, within = "dequantize_promoted", dtypes.CODES, dtypes.BOUNDS[dtype]
-    return *found, result, fast_path(kernel, kind, shape, dtype, *found, _NO_CODES, _IN_FLOAT32,
-                                     result, kinds, within, checks.PLURAL)  # fmt: skip
+    form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
+                checks.PLURAL)  # fmt: skip
+    return *found, result, fast_path(kind, form)
 
 
 @checks.remembered
@@ -939,9 +938,9 @@ def _promoting(
     result = _output_dtype(output_dtype, "output_dtype")
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
-        at_once = fast_path("dequantize_promoted", kind, shape, dtype, *found, _NO_CODES,
-                        _IN_FLOAT32, result, dtypes.CODES, (-_SMALL, _SMALL),
-                        checks.PLURAL)  # fmt: skip
+        form = Form("dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result,
+                    dtypes.CODES, (-_SMALL, _SMALL), checks.PLURAL)  # fmt: skip
+        at_once = fast_path(kind, form)
     return *found, result, at_once
 
 
