@@ -78,7 +78,14 @@ def test_bits_of_the_long_way(name, shape):
 
 
 #: Rows in one block, in several, and in several threads; of an axis that is not the first, too.
-ROWS = [((4, 8), 0), ((1, 4, 8), 1), ((40, 20_000), 0), ((20, 3, 1000), 0), ((4, 1 << 16), 0)]
+ROWS = [
+    ((4, 8), 0),
+    ((40, 1), 0),
+    ((1, 4, 8), 1),
+    ((40, 20_000), 0),
+    ((20, 3, 1000), 0),
+    ((4, 1 << 16), 0),
+]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1145,6 +1145,9 @@ def test_quantize_per_token_dynamic(dtype, symmetric):
         x = rows_with_ties(count, length, dtype, symmetric)
         agree("quantize_per_token_dynamic", x, np.int8, symmetric=symmetric, note=length)
         agree("quantize_per_token_dynamic", x[:, ::-1], np.int8, symmetric=symmetric, note=length)
+    for count in (1, dynamic.MOST_OF_ONE, dynamic.MOST_OF_ONE + 1):
+        x = np.random.default_rng(count).normal(0, 9, (count, 1)).astype(dtype)
+        agree("quantize_per_token_dynamic", x, np.int8, symmetric=symmetric, note=count)
 
 
 def test_symmetric_codes_per_token_have_no_least_one():

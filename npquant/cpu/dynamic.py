@@ -20,11 +20,18 @@ from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 from npquant.formulas.qparams import token_asymmetric_qparams, token_qparams
 from npquant.primitives import item, like
 
-#: Elements of a row at least: rows of one have a faster way. Bytes of a row at most, or no cache of
-#: a core holds it, and threads may have none. (Measured.)
-SHORTEST, LONGEST = 2, 1 << 18
+#: Rows of one element at most: more have a faster way. Bytes of a row at most, or no cache of a
+#: core holds it, and threads may have none. (Measured.)
+MOST_OF_ONE, LONGEST = 256, 1 << 18
 #: Rows at most whose ranges wait on the stack.
 ROWS = 512
+
+
+def one_pass(rows: int, inner: int, itemsize: int) -> bool:
+    """Whether rows are best done one by one."""
+    if inner == 1:
+        return 0 < rows <= MOST_OF_ONE
+    return rows > 0 and 0 < inner <= LONGEST // itemsize
 
 
 class Dynamic:

@@ -442,9 +442,8 @@ def fast_dynamic(
     n, inner = prod(shape), shape[-1] if shape else 1
     if (
         kind is not np.ndarray
-        or n == 0
         or dtype in dtypes.INTEGERS
-        or not dynamic.SHORTEST <= inner <= dynamic.LONGEST // dtype.itemsize
+        or not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize)
     ):
         return no_fast_path
     run, key = getattr(dynamic, kernel), (dtype, *kinds, dtypes.compute(dtype).name, target)
@@ -558,9 +557,9 @@ def fast_rows(
     n, (channels, inner, _) = prod(shape), granularity
     if (
         kind is not np.ndarray
-        or not 0 < n == channels * inner
+        or n != channels * inner
         or code == "wide"
-        or not dynamic.SHORTEST <= inner <= dynamic.LONGEST // dtype.itemsize
+        or not dynamic.one_pass(channels, inner, dtype.itemsize)
     ):
         return no_fast_path
     run, key, (lo, hi) = getattr(cpu, kernel).rows, (dtype, code, not masked), bounds
