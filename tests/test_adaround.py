@@ -450,6 +450,29 @@ def test_the_sum_follows_the_promised_tree():
 # --- the loss -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n", [3, 700])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_nan_of_any_bits_stays_one(dtype, n):
+    """Those of memory that is full of ones, rounded to a bfloat16 as numbers are, give -0.0."""
+    bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FFF8000, 0x7FC00000], np.uint32)
+    V = np.resize(bits.view(np.float32), n)
+    for order in (slice(None), slice(None, None, -1)):
+        assert np.isnan(nq.adaround_soft(np.ones(n, dtype)[order], V[order], 1.0, 0, -8, 7)).all()
+
+
+@pytest.mark.parametrize("name", ["beta", "weight"])
+def test_numbers_that_no_float32_holds(name):
+    """Of an infinite beta, what is decided would count as undecided; of a weight, be no number."""
+    V, numbers = np.array([9, 0.5], np.float32), {"beta": 2.0, name: 3.5e38}
+    with pytest.raises(ValueError, match=f"^{name} must be finite in float32, got 3.5e"):
+        nq.adaround_regularizer_backward(V, **numbers)
+    assert np.isfinite(nq.adaround_regularizer_backward(V.astype(np.float64), **numbers)).all()
+    assert nq.adaround_regularizer(np.array([9.0, -9, 0.5, 0]), 3.5e38) == 2
+    if name == "beta":
+        with pytest.raises(ValueError, match=r"^beta must be finite in float32, got 3.5e"):
+            nq.adaround_regularizer(V, 3.5e38)
+
+
 def test_beta():
     loss = AdaroundLoss(10_000)
     assert loss.beta(1999) is None

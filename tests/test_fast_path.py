@@ -104,6 +104,25 @@ def test_fused_rows(name, shape, axis, threads, monkeypatch):
         assert_same(got, results_the_long_way(name, same), options)
 
 
+@pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])
+def test_a_range_that_is_no_number_makes_none(name):
+    """Of whatever bits: those of memory full of ones would round to the bfloat16 -0.0."""
+    for bits in (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000):
+        for kwargs in (usual(name), arguments(name, (4, 8), 0)):
+            kwargs |= {"observer_on": 0, "input": np.ones((4, 8), dtypes.bfloat16)}
+            kwargs["running_min"].view(np.uint32)[...] = bits
+            found = getattr(nq, name)(**kwargs)
+            y = found[0] if isinstance(found, tuple) else found
+            assert np.isnan(y).all(), (bits, kwargs["per_row_fake_quant"])
+
+
+def test_one_element(monkeypatch):
+    """It is a row of one, of which few go the short way."""
+    monkeypatch.setattr(backend, "of", None)
+    codes, _, zero_point = nq.quantize_per_token_dynamic(np.ones(1, np.float32), np.int8)
+    assert (codes, zero_point) == (127, -128)
+
+
 #: Ops that a layout in memory does not change, but for runs of a row.
 ELEMENTWISE = [
     name

@@ -356,6 +356,30 @@ def test_sizes(name, shape, axis):
     agree_however_it_lies(name, shape, axis)
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_a_few_rows_of_one_tile_that_cross_memory(rows):
+    """Of float64 they are too long to be packed together, and may be too few to be cut."""
+    x = np.random.default_rng(0).standard_normal((rows, sums.TILE))
+    across = np.asfortranarray(x)
+    wide = np.zeros((sums.TILE + 2, rows + 2))
+    grad = wide[1:-1, 1:-1].T  # crosses memory too, with gaps
+    grad[...] = x + 1
+    assert npquant.adaround_regularizer(across, 2.0) == npquant.adaround_regularizer(x, 2.0)
+    scale, zero_point = np.linspace(0.1, 1, rows, dtype=np.float32), np.zeros(rows, np.float32)
+    for name, qparams, where in (
+        ("tensor", (scale[:1], zero_point[:1]), ()),
+        ("channel", (scale, zero_point), (0,)),
+        ("token", (scale, zero_point), ()),
+    ):
+        op = getattr(npquant, f"fake_quantize_learnable_per_{name}_affine_backward")
+        for got, wanted in zip(
+            op(grad, across, *qparams, *where, -8, 7),
+            op(x + 1, x, *qparams, *where, -8, 7),
+            strict=True,
+        ):
+            assert_same(np.ascontiguousarray(got), wanted, name)
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_long_rows_of_a_large_array():
     """FAR: nothing depends on how many rows there are."""

@@ -54,6 +54,7 @@ from npquant.checks.numbers import (
     bounds_with_steps,
     finite,
     finite_float32,
+    finite_in,
     group_size_alone,
     group_size_of,
     integer,

@@ -181,12 +181,13 @@ def _kind(x: Array) -> str:
 
 
 def output(
-    out: Any, x: Array, dtype: DType, names: tuple[str, ...] = (), others: tuple[Any, ...] = ()
-) -> Array:
+    out: Any, x: Array, dtype: DType, names: tuple[str, ...] = (), others: tuple[Any, ...] = (),
+    data: str = "input",
+) -> Array:  # fmt: skip
     """Where to write: `out` if it fits, else a new array that lies in memory as `x` does.
 
-    `out` may be the input itself, and must not overlap the `others`, which have `names` and are
-    as they were given: what they were converted to lies elsewhere.
+    `out` may be `x`, the argument `data`, and must not overlap the `others`, which have `names` and
+    are as they were given: what they were converted to lies elsewhere.
     """
     if out is None and type(x) is np.ndarray:
         if x.flags.c_contiguous:
@@ -205,10 +206,10 @@ def output(
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
     if y.shape != shape:
         raise ValueError(f"out must have the shape {shape}, got {y.shape}")
-    together(x, y, "out")
+    together(x, y, "out", data)
     if type(y) is not ArraySpec:
         writeable(y, "out")
-    itself_or_apart(x, "input", y, "out")
+    itself_or_apart(x, data, y, "out")
     if type(y) is np.ndarray:
         for name, other in zip(names, others, strict=True):
             # What NumPy makes an array of may have memory, too.

@@ -75,9 +75,13 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
 
 def finite_float32(value: Any, name: str) -> float:
     """A number that stays finite in float32, in which it is used."""
-    v = number(value, name)
-    if not abs(v) < _BEYOND_FLOAT32:
-        raise ValueError(f"{name} must be finite in float32, got {v}")
+    return finite_in(float32, number(value, name), name)
+
+
+def finite_in(dtype: DType, v: float, name: str) -> float:
+    """A number that stays finite in float32, or is in float64."""
+    if not abs(v) < (_BEYOND_FLOAT32 if dtype == float32 else math.inf):
+        raise ValueError(f"{name} must be finite{' in float32' * (dtype == float32)}, got {v}")
     return v
 
 

@@ -75,16 +75,18 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     # Arguments by name take half a microsecond less than a tuple of them.
     def of_one(x: Array, y: Array, *, given: bool = False) -> None:
-        if x.size < PARALLEL_FROM and x.flags.carray and y.flags.carray:
-            serial[x.dtype, y.dtype](0, x.size, x, y)
+        n = x.size
+        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray:
+            serial[x.dtype, y.dtype](0, n, x, y)
         else:
             of_any((x, y), given)
 
-    def of_two(x: Array, other: Array, y: Array, *, given: bool = False) -> None:
-        if x.size < PARALLEL_FROM and x.flags.carray and other.flags.carray and y.flags.carray:
-            serial[x.dtype, other.dtype, y.dtype](0, x.size, x, other, y)
+    def of_two(grad: Array, mask: Array, y: Array, *, given: bool = False) -> None:
+        n = grad.size
+        if n < PARALLEL_FROM and grad.flags.carray and mask.flags.carray and y.flags.carray:
+            serial[grad.dtype, mask.dtype, y.dtype](0, n, grad, mask, y)
         else:
-            of_any((x, other, y), given)
+            of_any((grad, mask, y), given)
 
     return of_one if segment.__code__.co_argcount == 4 else of_two  # type: ignore[attr-defined]
 

@@ -229,7 +229,7 @@ def channel_pieces(
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     most = ROOM // max(x.itemsize for x in arrays)
     rows = strided.BLOCK * max(map(strided.crossed, arrays))
-    if ordered and rows > most and _in_tiles(arrays, tile):
+    if ordered and rows > most and size > PIECE and _in_tiles(arrays, tile):
         yield from _tiles_of_rows(count, len(inputs), arrays, tile, most)
         return
     most = most // rows * rows if 0 < rows < most else most

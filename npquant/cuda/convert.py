@@ -39,9 +39,9 @@ _to_bool = mapped(_nonzero, "nonzero")
 _float_to_bool = mapped(_nonzero_float, "nonzero_float")
 
 
-def convert(*arrays: Any, given: bool = False) -> None:
-    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too; as of `mapped`."""
-    x, y = map(device, arrays)
+def convert(x: Any, y: Any, *, given: bool = False) -> None:
+    """x -> y, of any two dtypes: what NumPy does for the CPU, this does too."""
+    x, y = device(x), device(y)
     if x.dtype == y.dtype:
         copy(x, y)
     elif y.dtype == np.bool_:

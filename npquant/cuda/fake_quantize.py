@@ -49,8 +49,12 @@ def _masked(x: Any, y: Any) -> Any:
     return masked(grad, mask)
 
 
-#: grad, mask -> grad_input.
-masked_gradient = mapped(_masked, "masked_gradient")
+_masked_gradient = mapped(_masked, "masked_gradient")
+
+
+def masked_gradient(grad: Any, mask: Any, y: Any, *, given: bool = False) -> None:
+    """The gradients of values that were inside; whether `y` was `given` makes no difference."""
+    _masked_gradient(grad, mask, y)
 
 
 def copy(x: Any, y: Any, mask: Any) -> None:

@@ -254,8 +254,7 @@ def nothing(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
 def mapped(element: Callable[..., Any], name: str) -> Callable[..., None]:
     """A kernel of arrays of one shape, the last of them the output, without qparams.
 
-    ``element(x, y)`` is the result for one element of each of the others, a tuple. Whether the
-    output was `given` makes no difference here.
+    ``element(x, y)`` is the result for one element of each of the others, a tuple.
     """
 
     @formula
@@ -264,7 +263,7 @@ def mapped(element: Callable[..., Any], name: str) -> Callable[..., None]:
 
     kernel = Map(nothing, element_of, name)
 
-    def call(*arrays: Any, given: bool = False) -> None:
+    def call(*arrays: Any) -> None:
         kernel(PER_TENSOR, arrays[:-1], 0, 0, (0,), ("int32", "int32", ("int32",)), arrays[-1:])
 
     return call

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.formulas.base import clamp, formula
+from npquant.formulas.base import clamp, formula, plain_nan
 from npquant.formulas.elementary import log, log2, power, raised, sigmoid, stretched_logit
 from npquant.primitives import by_precision, floor, fma, item, like, rounded_code, widen
 
@@ -106,7 +106,7 @@ def adaround_init(x: Any, p: Any, constants: Any, y: Any) -> Any:
 @formula
 def soft_up(values: Any, made: Any, shared: Any) -> Any:
     _, v = values
-    return rectified_sigmoid(v)
+    return plain_nan(rectified_sigmoid(v))
 
 
 @formula

@@ -30,6 +30,12 @@ def clamp(v: Any, lo: Any, hi: Any) -> Any:
 
 
 @formula
+def plain_nan(v: Any) -> Any:
+    """`v`, but of NaNs that which arithmetic makes: others, of users, may round to a bfloat16 0."""
+    return v if v == v else like(np.float32(np.nan), v)
+
+
+@formula
 def clamp_number(v: Any, lo: Any, hi: Any) -> Any:
     """`v` in [lo, hi]; NaN becomes lo."""
     v = v if v > lo else lo

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.formulas.base import INFINITY, INT32_END, INT64_END, clamp, formula
+from npquant.formulas.base import INFINITY, INT32_END, INT64_END, clamp, formula, plain_nan
 from npquant.primitives import like, rint, widen
 
 #
@@ -169,4 +169,4 @@ def _fbgemm(least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, centred: Any)
     else:
         z = np.float64(hi) - above
     z = clamp(z, np.float64(lo), np.float64(hi))
-    return scale, truncated(rint(z), INT32_END)
+    return plain_nan(scale), truncated(rint(z), INT32_END)

@@ -41,8 +41,8 @@ def adaround_init(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis, or
-        is greater and stands for all of it. Not beside `axis`.
+        Number of neighbours along the last axis that share a scale: at least 2, and a divisor of
+        their number there, or greater for all of them. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -143,8 +143,8 @@ def adaround_soft(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis, or
-        is greater and stands for all of it. Not beside `axis`.
+        Number of neighbours along the last axis that share a scale: at least 2, and a divisor of
+        their number there, or greater for all of them. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -234,8 +234,8 @@ def adaround_soft_backward(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis, or
-        is greater and stands for all of it. Not beside `axis`.
+        Number of neighbours along the last axis that share a scale: at least 2, and a divisor of
+        their number there, or greater for all of them. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -336,8 +336,8 @@ def adaround_hard(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis, or
-        is greater and stands for all of it. Not beside `axis`.
+        Number of neighbours along the last axis that share a scale: at least 2, and a divisor of
+        their number there, or greater for all of them. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -428,8 +428,8 @@ def adaround_codes(
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
-        Number of neighbours along the last axis that share a scale; it divides that axis, or
-        is greater and stands for all of it. Not beside `axis`.
+        Number of neighbours along the last axis that share a scale: at least 2, and a divisor of
+        their number there, or greater for all of them. Not beside `axis`.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -502,7 +502,7 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `beta` is less than 1 or not finite.
+        If `beta` is less than 1 or not finite, or not in float32 where V has that dtype.
 
     See Also
     --------
@@ -530,7 +530,7 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     1.0
     """
     v = alone(V)
-    b = checks.at_least(beta, "beta", 1.0, type(v))
+    b = _exponent(beta, v)
     total = backend.of(v).adaround_regularizer((v,), b)
     if isinstance(v, ArraySpec):
         return ArraySpec((), dtypes.float64)
@@ -572,7 +572,8 @@ def adaround_regularizer_backward(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `beta` is less than 1, `beta` or `weight` is not finite, or `out` does not fit.
+        If `beta` is less than 1, `beta` or `weight` is not finite, or not in float32 where V has
+        that dtype, or `out` does not fit.
 
     See Also
     --------
@@ -598,12 +599,12 @@ def adaround_regularizer_backward(
     array([ 0.   ,  0.523, -0.   , -0.523,  0.   ], dtype=float32)
     """
     v = alone(V, out)
-    b = checks.at_least(beta, "beta", 1.0, type(v))
+    b = _exponent(beta, v)
     if checks.on_device(weight):  # the gradient of a sum that is there too
         w = checks.cast(checks.parameters(weight, "weight", _ONE, v), v.dtype)
     else:
-        w = checks.finite(weight, "weight", type(v))
-    y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight))
+        w = checks.finite_in(v.dtype, checks.number(weight, "weight", type(v)), "weight")
+    y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight), "V")
     _, names = _COMPUTED[v.dtype]
     kernel = backend.of(v).adaround_regularizer_backward
     kernel(layout.PER_TENSOR, v, b, w, (0, 0, 0), names, y)
@@ -611,6 +612,10 @@ def adaround_regularizer_backward(
 
 
 # --- what they share --------------------------------------------------------------------------
+
+
+def _exponent(beta: Any, v: Array) -> float:
+    return checks.finite_in(v.dtype, checks.at_least(beta, "beta", 1.0, type(v)), "beta")
 
 
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.

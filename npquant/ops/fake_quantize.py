@@ -1051,7 +1051,7 @@ def _masked(grad: Any, mask: Any, out: Any) -> Array:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)
-    y = checks.output(out, g, g.dtype, ("mask",), (m,))
+    y = checks.output(out, g, g.dtype, ("mask",), (m,), "grad")
     backend.of(g).masked_gradient(g, m, y, given=out is not None)
     return y
 

@@ -807,7 +807,7 @@ def dequantize_per_channel_group(
     """
     q = checks.codes(w_int8, dtype, "w_int8", out)
     plan = _from_groups(q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q))
-    return _dequantize_rows(plan, q, scales, zero_points, out, _qparams_or_none)
+    return _dequantize_rows(plan, q, scales, zero_points, out, _qparams_or_none, "w_int8")
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -928,18 +928,18 @@ def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> _Ba
 def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> _Back:
     checks.bounds_of(*bounds)
     found = checks.groups(shape, group_size, 2, "w_int8")
-    return _promoting(shape, found, output_dtype, *bounds[2:])
+    return _promoting(shape, found, output_dtype, *bounds[2:], data="w_int8")
 
 
 def _promoting(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], output_dtype: Any,
-    dtype: dtypes.DType, kind: type,
+    dtype: dtypes.DType, kind: type, *, data: str = "input",
 ) -> _Back:  # fmt: skip
     result = _output_dtype(output_dtype, "output_dtype")
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         form = Form("dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result,
-                    dtypes.CODES, (-_SMALL, _SMALL), checks.PLURAL)  # fmt: skip
+                    dtypes.CODES, (-_SMALL, _SMALL), checks.PLURAL, data=data)  # fmt: skip
         at_once = fast_path(kind, form)
     return *found, result, at_once
 
@@ -1042,8 +1042,9 @@ def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
 
 
 def _dequantize_rows(
-    plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any, qparams: Callable[..., Any]
-) -> Array:
+    plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any, qparams: Callable[..., Any],
+    data: str = "input",
+) -> Array:  # fmt: skip
     """Dequantize per token or group, with qparams that are checked so."""
     granularity, shapes, result, at_once = plan
     done = at_once(q, scales, zero_points, out)
@@ -1056,7 +1057,7 @@ def _dequantize_rows(
         s, z = found
     else:
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
-    y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points))
+    y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points), data)
     lib = backend.of(q)
     in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
     kernel = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted
