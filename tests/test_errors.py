@@ -562,16 +562,16 @@ def test_a_spec_among_arrays(name):
 
 def test_out_is_compared_with_an_argument_by_its_name():
     """That is not `input` everywhere."""
-    zeros, one = np.zeros((2, 4), F32), [[1.0], [1.0]]
+    zeros, qparams = np.zeros((2, 4), F32), (np.ones((2, 1), F32), np.zeros((2, 1), np.int32))
     for data, op, args in (
         ("V", nq.adaround_regularizer_backward, (2.0,)),
         ("grad", nq.fake_quant_per_channel_backward, (np.ones((2, 4), bool),)),
         ("input", nq.quantize_per_tensor, (1.0, 0, -8, 7, np.int32)),
-        ("w_int8", nq.dequantize_per_channel_group, (one, None, -8, 7, np.int32, 4)),
+        ("w_int8", nq.dequantize_per_channel_group, (*qparams, -8, 7, np.int16, 4)),
+        ("w_int8", nq.dequantize_per_channel_group, ([1, 1], None, -8, 7, np.int16, 4)),
     ):
-        x = zeros.view(np.int32) if data == "w_int8" else zeros
-        out = x.reshape(-1)[::-1].reshape(2, 4)
-        out = out.view(np.int32) if data == "input" else out.view(F32)
+        out = zeros.view(np.int32) if data == "input" else zeros
+        x = zeros.view(np.int16)[:, :4] if data == "w_int8" else zeros[::-1]
         with pytest.raises(ValueError, match=f"^out must be {data} itself or not overlap it"):
             op(x, *args, out=out)
 

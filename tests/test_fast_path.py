@@ -116,13 +116,6 @@ def test_a_range_that_is_no_number_makes_none(name):
             assert np.isnan(y).all(), (bits, kwargs["per_row_fake_quant"])
 
 
-def test_one_element(monkeypatch):
-    """It is a row of one, of which few go the short way."""
-    monkeypatch.setattr(backend, "of", None)
-    codes, _, zero_point = nq.quantize_per_token_dynamic(np.ones(1, np.float32), np.int8)
-    assert (codes, zero_point) == (127, -128)
-
-
 #: Ops that a layout in memory does not change, but for runs of a row.
 ELEMENTWISE = [
     name

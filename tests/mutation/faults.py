@@ -1190,7 +1190,7 @@ FAULTS = (
           "return 0 < rows <= MOST_OF_ONE",
           "return False",
           "a few rows of one element that take three steps",
-          tests("fast_path", "one_element")),
+          tests("fast_path", "fused_rows")),
     Fault("modules/observers/counting.py",
           "self.exponent, self.histogram.copy()",
           "self.exponent, self.histogram",
