@@ -53,7 +53,8 @@ def gptq(
         with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
         row) with `group_size`.
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; as many as scales.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; as many as scales. A
+        fractional one, in an array, is truncated.
     quant_min, quant_max : int
         Least and greatest code, both included, within +-2**23.
     axis : int or None, default 0
@@ -196,7 +197,7 @@ def _of_columns(
 def _qparams(
     w: Array, scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], lo: int, hi: int
 ) -> tuple[Array, Array]:
-    s = checks.scales_float32(scale, "scale", shapes, w)
-    z = checks.parameters(zero_point, "zero_point", shapes, w)
+    s = checks.scales_float32(scale, "scale", shapes, w, "weight")
+    z = checks.parameters(zero_point, "zero_point", shapes, w, "weight")
     checks.in_range(z, "zero_point", lo, hi)
     return s.astype(np.float64), checks.int32s(z, "zero_point").astype(np.float64)

@@ -12,6 +12,7 @@ import npquant as nq
 from calls import CALLS, DATA, PARAMETERS, STATE, WITH_OUT, arguments, axis_name, results
 from cases import assert_same
 from npquant.adaround import AdaroundLoss
+from npquant.gptq import gptq
 from npquant.modules import FakeQuantize, LearnableFakeQuantize, MinMaxObserver
 from npquant.optim import SGD
 
@@ -584,6 +585,7 @@ def test_what_is_named_beside_a_spec():
             x, nq.ArraySpec((3,), np.bool_)
         ),
         "max_val and min_val": lambda: nq.determine_qparams(x, spec, 0, 1, np.uint8, 0.5, False),
+        "scale and weight": lambda: gptq(x[None], np.eye(3, dtype=F32), spec, spec, -8, 7),
         "V and input": lambda: nq.adaround_soft(x, spec, 1.0, 0, -8, 7),
         "gradients[0] and parameters[0]": lambda: SGD([x], 0.1).step([spec]),
         "target and output": lambda: AdaroundLoss(10).reconstruction(x, spec),

@@ -158,7 +158,7 @@ class Grid:
         a row).
     zero_point : int or array
         Code that stands for 0.0, between the bounds; a number, or an array of the shape of the
-        scales.
+        scales. A fractional one, in an array, is truncated.
     quant_min, quant_max : int
         Least and greatest code, both included, within +-2**23.
     axis : int, optional

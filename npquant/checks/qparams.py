@@ -20,15 +20,20 @@ from npquant.meta import ArraySpec
 SMALL_ZERO_POINT = 2**20
 
 
-def parameters(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
-    """One number a channel: an array of one of `shapes`; it comes back flat and contiguous."""
+def parameters(
+    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, data: str = "input"
+) -> Array:
+    """One number a channel of `x`, the argument `data`: of one of `shapes`.
+
+    It comes back flat and contiguous.
+    """
     if type(value) is ArraySpec:
-        together(x, value, name)  # but real qparams tell a spec nothing wrong
+        together(x, value, name, data)  # but real qparams tell a spec nothing wrong
         p: Any = value
     else:
         p = value if type(value) is np.ndarray else array_of_numbers(value, name)
         if type(p) is not np.ndarray or not isinstance(x, ARRAYS):
-            together(x, p, name)
+            together(x, p, name, data)
     if p.dtype not in FLOATS:
         p = native(p, name, REALS)
     if p.shape not in shapes:
@@ -100,9 +105,11 @@ def usual(
     return None
 
 
-def scales_float32(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
+def scales_float32(
+    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, data: str = "input"
+) -> Array:
     """Scales that are used in float32."""
-    s = parameters(value, name, shapes, x)
+    s = parameters(value, name, shapes, x, data)
     if s.dtype != dtypes.float32:
         s = cast(s, dtypes.float32)
     in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
