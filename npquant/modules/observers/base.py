@@ -174,11 +174,14 @@ class Observer(Module):
             return self.min_val.size == 0
         return bool(self.min_val.item() == math.inf and self.max_val.item() == -math.inf)
 
-    def _set_range(self, least: Array, greatest: Array, **rest: Array) -> None:
-        """Keep the extremes, which have one element a channel, and what goes with them: at once."""
+    def _set_range(self, least: Array, greatest: Array) -> None:
+        """Keep the extremes, which have one element a channel."""
+        self.min_val, self.max_val = self._shaped(least, greatest)
+
+    def _shaped(self, least: Array, greatest: Array) -> tuple[Array, Array]:
+        """Extremes as they are kept: assigned at once, with no call between, nor an interrupt."""
         shape = () if self.ch_axis is None else kind(least)[0]
-        rest |= {"min_val": reshape(least, shape), "max_val": reshape(greatest, shape)}
-        vars(self).update(rest)
+        return reshape(least, shape), reshape(greatest, shape)
 
     def reset_min_max_vals(self) -> None:
         """Forget everything that was seen."""
@@ -261,13 +264,15 @@ class Observer(Module):
             raise ValueError(f"other must have {ours[0]} channels, got {theirs[0]}")
         self._merge(other)
 
-    def _merge(self, other: Self, **rest: Array) -> None:
-        least, greatest = flat(copy(other.min_val)), flat(copy(other.max_val))
-        if not self._unset:
-            ours = flat(self.min_val), flat(self.max_val)
-            least = minimum(ours[0], beside(ours[0], least))
-            greatest = maximum(ours[1], beside(ours[1], greatest))
-        self._set_range(least, greatest, **rest)
+    def _merge(self, other: Self) -> None:
+        self.min_val, self.max_val = self._merged(other)
+
+    def _merged(self, other: Self) -> tuple[Array, Array]:
+        """The extremes of both, as they are kept."""
+        if self._unset:
+            return self._shaped(flat(copy(other.min_val)), flat(copy(other.max_val)))
+        low, high = self.min_val, self.max_val
+        return minimum(low, beside(low, other.min_val)), maximum(high, beside(high, other.max_val))
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         """The extremes have one shape, and the right order unless they are of nothing."""
@@ -318,12 +323,12 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     return least, greatest
 
 
-def widen_range(observer: Observer, least: Array, greatest: Array, **rest: Array) -> None:
-    """Let the range of an observer reach to these extremes, and keep what goes with it."""
+def widened(observer: Observer, least: Array, greatest: Array) -> tuple[Array, Array]:
+    """The range of an observer as it is kept when it has reached to these extremes."""
     if not observer._unset:
         least = minimum(least, beside(least, flat(observer.min_val)))
         greatest = maximum(greatest, beside(greatest, flat(observer.max_val)))
-    observer._set_range(least, greatest, **rest)
+    return observer._shaped(least, greatest)
 
 
 def uniform(dtype: dtypes.DType) -> None:

@@ -19,7 +19,7 @@ from npquant.modules.observers.base import (
     check_counts,
     finite_extremes,
     uniform,
-    widen_range,
+    widened,
 )
 
 #: No bound is less than 2**this: float32 holds 1 / width for it, with the most bins.
@@ -61,19 +61,20 @@ class _CountingObserver(Observer):
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         least, greatest = finite_extremes(granularity, x)
-        new = self._reaching(_exponents(least, greatest))
-        exponent = new["exponent"].reshape(-1)
+        reach, histogram = self._reaching(_exponents(least, greatest))
+        exponent = reach.reshape(-1)
         with np.errstate(over="ignore"):
             bound = np.ldexp(np.float32(1), exponent)
         inverse = np.ldexp(np.float32(self.bins // 2), -exponent)
-        backend.of(x).count_doubling(granularity, x, inverse, bound, self._rows(new["histogram"]))
-        widen_range(self, least, greatest, **new)
+        backend.of(x).count_doubling(granularity, x, inverse, bound, self._rows(histogram))
+        ends = widened(self, least, greatest)
+        self.exponent, self.histogram, (self.min_val, self.max_val) = reach, histogram, ends
 
     def _rows(self, histogram: Array) -> Array:
         """The counts, a row a channel."""
         return histogram.reshape(-1, self.bins)
 
-    def _reaching(self, exponent: Array) -> dict[str, Array]:
+    def _reaching(self, exponent: Array) -> tuple[Array, Array]:
         """New exponents, these at least, and the counts so far in such bins, in new arrays too."""
         if self._unset:
             shape = () if self.ch_axis is None else exponent.shape
@@ -84,14 +85,16 @@ class _CountingObserver(Observer):
         new = np.maximum(old.reshape(-1), exponent)
         shifts = (new - old.reshape(-1)).astype(np.int64)
         backend.of(new).double_range(shifts, self._rows(histogram))
-        return {"exponent": new.reshape(old.shape), "histogram": histogram}
+        return new.reshape(old.shape), histogram
 
-    def _merge(self, other: Self, **rest: Array) -> None:
-        new, theirs = self._reaching(other.exponent.reshape(-1)), other.histogram.copy()
-        shifts = (new["exponent"] - other.exponent).astype(np.int64).reshape(-1)
+    def _merge(self, other: Self) -> None:
+        reach, histogram = self._reaching(other.exponent.reshape(-1))
+        theirs = other.histogram.copy()
+        shifts = (reach - other.exponent).astype(np.int64).reshape(-1)
         backend.of(theirs).double_range(shifts, self._rows(theirs))
-        new["histogram"] += theirs
-        super()._merge(other, **new, **rest)
+        histogram += theirs
+        ends = self._merged(other)
+        self.exponent, self.histogram, (self.min_val, self.max_val) = reach, histogram, ends
 
     def _range(self) -> tuple[Array, Array]:
         least, greatest = (v.copy() for v in super()._range())

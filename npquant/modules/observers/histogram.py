@@ -142,7 +142,7 @@ class HistogramObserver(Observer):
         if not first:
             same = low[0] == self.min_val and high[0] == self.max_val
             histogram += self.histogram if same else self._respread(low, high)
-        self._set_range(low, high, histogram=histogram)
+        self.histogram, (self.min_val, self.max_val) = histogram, self._shaped(low, high)
 
     def _counted(self, granularity: Granularity, x: Array, low: Array, high: Array) -> Array:
         """The histogram of `x`, in float64 where float32 overflows on the way."""

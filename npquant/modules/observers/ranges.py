@@ -21,7 +21,7 @@ from npquant.modules.observers.base import (
     PER_TENSOR,
     Observer,
     extremes,
-    widen_range,
+    widened,
 )
 
 
@@ -107,7 +107,7 @@ class MinMaxObserver(Observer):
         """PyTorch lets it be."""
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
-        widen_range(self, *extremes(granularity, x))
+        self.min_val, self.max_val = widened(self, *extremes(granularity, x))
 
 
 class MovingAverageMinMaxObserver(MinMaxObserver):
@@ -287,7 +287,7 @@ class PerChannelMinMaxObserver(Observer):
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
-        widen_range(self, *extremes(granularity, x))
+        self.min_val, self.max_val = widened(self, *extremes(granularity, x))
 
 
 class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
