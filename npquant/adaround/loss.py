@@ -83,10 +83,10 @@ class AdaroundLoss:
         if self.warm_start >= 1:
             raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
         self.beta_range = tuple(
-            at_least_in_float32(b, f"beta_range[{i}]", 1.0)
+            checks.at_least_in_float32(b, f"beta_range[{i}]", 1.0)
             for i, b in enumerate(checks.two(beta_range, "beta_range"))
         )
-        self.reg_param = at_least_in_float32(reg_param, "reg_param", 0.0)
+        self.reg_param = checks.at_least_in_float32(reg_param, "reg_param", 0.0)
 
     def beta(self, step: int) -> float | None:
         """Return the exponent at a step.
@@ -226,11 +226,6 @@ class AdaroundLoss:
             np.subtract(*wide, out=gradient)
             gradient *= compute.type(2 / a.size)
             return gradient.astype(a.dtype, copy=False)
-
-
-def at_least_in_float32(value: Any, name: str, least: float) -> float:
-    """A number that is not less than another, and finite in float32, in which it is used."""
-    return checks.finite_float32(checks.at_least(value, name, least), name)
 
 
 def _decider(V: Any, out: Any = None) -> Any:

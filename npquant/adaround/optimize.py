@@ -26,7 +26,7 @@ from npquant.adaround.layers import (
     parts,
     results,
 )
-from npquant.adaround.loss import MOST_STEPS, AdaroundLoss, at_least_in_float32
+from npquant.adaround.loss import MOST_STEPS, AdaroundLoss
 from npquant.errors import show
 from npquant.optim import Adam
 
@@ -254,7 +254,7 @@ def optimize_rounding(
     options = _Options(
         gram=checks.switch(gram, "gram"),
         batch_size=checks.within(batch_size, "batch_size", 1, MOST_STEPS),
-        lr=at_least_in_float32(lr, "lr", 0.0),
+        lr=checks.at_least_in_float32(lr, "lr", 0.0),
         loss=AdaroundLoss(
             checks.within(steps, "steps", 1, MOST_STEPS), warm_start, beta_range, reg_param
         ),

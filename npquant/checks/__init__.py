@@ -46,7 +46,9 @@ from npquant.checks.calls import (
     tokens,
 )
 from npquant.checks.numbers import (
+    BEYOND,
     at_least,
+    at_least_in_float32,
     axis_of,
     bounds,
     bounds_around_zero,
@@ -54,7 +56,6 @@ from npquant.checks.numbers import (
     bounds_with_steps,
     finite,
     finite_float32,
-    finite_in,
     group_size_alone,
     group_size_of,
     integer,

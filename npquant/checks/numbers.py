@@ -18,6 +18,9 @@ from npquant.meta import ArraySpec
 # Between these, a number rounds to a positive finite float32.
 _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
 
+#: What does not round to a finite number of a dtype.
+BEYOND = {float32: _BEYOND_FLOAT32, float64: math.inf}
+
 #: Dtypes of arrays that are on or off as they are.
 _SWITCHES = INTEGERS | {bool_}
 
@@ -75,14 +78,7 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
 
 def finite_float32(value: Any, name: str) -> float:
     """A number that stays finite in float32, in which it is used."""
-    return finite_in(float32, number(value, name), name)
-
-
-def finite_in(dtype: DType, v: float, name: str) -> float:
-    """A number that stays finite in float32, or is in float64."""
-    if not abs(v) < (_BEYOND_FLOAT32 if dtype == float32 else math.inf):
-        raise ValueError(f"{name} must be finite{' in float32' * (dtype == float32)}, got {v}")
-    return v
+    return finite(value, name, None, BEYOND[float32])
 
 
 def scale_number(value: Any, name: str = "scale", kind: type | None = None) -> float:
@@ -212,11 +208,11 @@ def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]
     return scale_float32(scale, "scale", kind), truncated_int32(zero_point, "zero_point", kind)
 
 
-def finite(value: Any, name: str, kind: type | None = None) -> float:
-    """A finite number."""
+def finite(value: Any, name: str, kind: type | None = None, beyond: float = math.inf) -> float:
+    """A number that is finite; with an end of `BEYOND`, in that dtype."""
     v = number(value, name, kind)
-    if not math.isfinite(v):
-        raise ValueError(f"{name} must be finite, got {v}")
+    if not abs(v) < beyond:
+        raise ValueError(f"{name} must be finite{' in float32' * (beyond < math.inf)}, got {v}")
     return v
 
 
@@ -299,12 +295,19 @@ def group_size_alone(group_size: Any) -> int | None:
     return g
 
 
-def at_least(value: Any, name: str, least: float, kind: type | None = None) -> float:
-    """A finite number that is not less than another."""
-    v = finite(value, name, kind)
+def at_least(
+    value: Any, name: str, least: float, kind: type | None = None, beyond: float = math.inf
+) -> float:
+    """A number that is not less than another, and `finite`."""
+    v = finite(value, name, kind, beyond)
     if v < least:
         raise ValueError(f"{name} must be at least {least}, got {v}")
     return v
+
+
+def at_least_in_float32(value: Any, name: str, least: float) -> float:
+    """The same of a number that is used in float32."""
+    return at_least(value, name, least, None, _BEYOND_FLOAT32)
 
 
 def share(value: Any, name: str) -> float:

@@ -530,7 +530,7 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     1.0
     """
     v = alone(V)
-    b = _exponent(beta, v)
+    b = checks.at_least(beta, "beta", 1.0, type(v), checks.BEYOND[v.dtype])
     total = backend.of(v).adaround_regularizer((v,), b)
     if isinstance(v, ArraySpec):
         return ArraySpec((), dtypes.float64)
@@ -599,11 +599,11 @@ def adaround_regularizer_backward(
     array([ 0.   ,  0.523, -0.   , -0.523,  0.   ], dtype=float32)
     """
     v = alone(V, out)
-    b = _exponent(beta, v)
+    b = checks.at_least(beta, "beta", 1.0, type(v), checks.BEYOND[v.dtype])
     if checks.on_device(weight):  # the gradient of a sum that is there too
         w = checks.cast(checks.parameters(weight, "weight", _ONE, v), v.dtype)
     else:
-        w = checks.finite_in(v.dtype, checks.number(weight, "weight", type(v)), "weight")
+        w = checks.finite(weight, "weight", type(v), checks.BEYOND[v.dtype])
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight), "V")
     _, names = _COMPUTED[v.dtype]
     kernel = backend.of(v).adaround_regularizer_backward
@@ -612,10 +612,6 @@ def adaround_regularizer_backward(
 
 
 # --- what they share --------------------------------------------------------------------------
-
-
-def _exponent(beta: Any, v: Array) -> float:
-    return checks.finite_in(v.dtype, checks.at_least(beta, "beta", 1.0, type(v)), "beta")
 
 
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
