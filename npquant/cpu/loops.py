@@ -1,11 +1,7 @@
-"""The loops of every elementwise kernel: a formula goes in, a kernel comes out.
+"""Elementwise kernels: formulas go in, what runs them comes out, whatever the layout.
 
-The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel.
-Where `inner` is long, what belongs to a channel is made once and its run of `inner` elements
-follows (`runs`); of groups and the like, where it is some multiple of 16, what is asked before a
-vectorised loop is asked once for all runs (`blocks`). Where it is short, elements and channels go
-side by side (`periods`), so that channels-last images and the last axis of a linear layer are
-vectorised too.
+The loops are in `segments.py`, for runs of elements that share their parameters, and in
+`periods.py`, where those are short.
 """
 
 from __future__ import annotations
@@ -16,56 +12,34 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu import float8, strided, table
-from npquant.cpu.checks import usual
-from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import (
-    AHEAD,
-    FAR,
-    FETCHED,
-    FETCHED_FAR,
-    LINE,
-    fetch,
-    fetch_to_second,
-    local,
-    near,
-    settle,
-    to_line,
-    width,
-    write_past,
+from npquant.cpu import strided, table
+from npquant.cpu.lowered import called
+from npquant.cpu.periods import periods_apart_of, periods_of, periods_past_of
+from npquant.cpu.segments import (
+    BLOCK,
+    LONG,
+    OF_BLOCKS,
+    blocks_of,
+    runs_apart_of,
+    runs_of,
+    strips_of,
 )
-from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
 from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
 from npquant.dtypes import bool_
 from npquant.layout import Granularity
-from npquant.primitives import at, each, item, store
 
 Array = np.ndarray[Any, Any]
 
-#: Runs shorter than this are done side by side.
-SHORT = table.RUN
-#: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
-#: a line of the cache, and are done LONG elements at a time, which takes a little less time where
-#: no cache holds the array.
-BLOCK, LONG = 16, 512
-#: Bits of the length of such runs: all there may be, or the one of two short lengths. Of these a
-#: compiler that knows it leaves nothing of the loop; groups of 32 take half as long.
-_OF_BLOCKS, _LENGTHS = 2**64 - BLOCK, (16, 32)
-#: Runs whose parameters are made together, in a vectorised loop.
-RUNS = 256
-#: So few elements are not worth a table. A shorter period than LEAST_PERIOD is repeated up to it.
-FEW, LEAST_PERIOD = 256, 1024
-#: Where a row has more than MANY elements, NEAR of them are done together, so that what belongs to
-#: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
-#: Of an array that is `FAR` whole rows are: to read it in order matters more. A table takes much of
-#: the first cache, and the processor brings data too late: of any array they are fetched, those of
-#: the next row where parts of rows are done; and to the second cache where the table is there.
-MANY, NEAR, AT_ONCE = 1024, 1024, 64
+#: Runs shorter than this are done side by side, but of FEW elements, which are not worth a table.
+SHORT, FEW = table.RUN, 256
+#: Lengths that have a loop of their own: a compiler that knows the length leaves nothing of the
+#: loop, and groups of 32 take half as long.
+_LENGTHS = 16, 32
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
-#: them. They wait on the stack until they are LONG or more, MADE at most.
-PAST, MADE = 1 << 25, 2 * LONG
+#: them.
+PAST = 1 << 25
 
 #: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
 _NO_LOOK = 0, 0.0, 0.0
@@ -108,287 +82,37 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        stretch_past = stretch_of(element)
-
-        def runs_to(past: bool) -> Callable[..., Any]:
-            """The loop of long runs, and whether it writes `past` the caches."""
-
-            def runs(
-                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-                mask: Any,
-            ) -> Any:  # fmt: skip
-                """Whether the first `look` qparams are `usual`; only then anything is written."""
-                if not usual(look, scale, zero_point, least, most):
-                    return False
-                if begin == end:  # of nothing there may be no channels to divide by
-                    return True
-                constants = lo, hi, nan
-                made, held = local(MADE, item(y)), 0
-                far = y.size >= FAR and not past and width(x) > width(y)
-                row = (first + begin) // inner
-                skip = (first + begin) - row * inner
-                c = row % channels
-                while begin < end:
-                    stop = min(begin + inner - skip, end)
-                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                    while begin < stop:
-                        m = stop - begin
-                        if m > LONG:
-                            m = to_line(y if past else x, begin) or LONG
-                        if far:
-                            m = min(m, FETCHED_FAR)
-                            fetch(x, begin + AHEAD, m)
-                        # An unsigned index is not checked for wrap-around: the loop is vectorised.
-                        base = np.uintp(begin)
-                        if past:
-                            held = stretch_past(x, begin, m, p, constants, y, made, held)
-                        else:
-                            value, _ = element(each(x, base), p, constants, y)  # for its type alone
-                            room = float8.room(LONG, value)
-                            for k in range(np.uintp(m)):
-                                value, inside = element(each(x, base + k), p, constants, y)
-                                float8.hold(room, k, y, base + k, value)
-                                store(mask, base + k, inside)
-                            float8.release(room, m, y, base)
-                        begin += m
-                    skip = 0
-                    c = c + 1 if c + 1 < channels else 0
-                if past:
-                    end_past(y, end, made, held)
-                return True
-
-            return runs
-
-        def strips_to(past: bool) -> Callable[..., Any]:
-            def strips(
-                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-                mask: Any,
-            ) -> Any:  # fmt: skip
-                """As `runs`, in steps."""
-                if not usual(look, scale, zero_point, least, most):
-                    return False
-                if begin == end:
-                    return True
-                constants, rooms = (lo, hi, nan), near(STRIP, x)
-                made, held = local(MADE, item(y)), 0
-                row = (first + begin) // inner
-                c, skip = row % channels, (first + begin) - row * inner
-                while begin < end:
-                    m = min(inner - skip, end - begin)
-                    if m > STRIP:
-                        m = to_line(y if past else x, begin) or STRIP
-                    base = np.uintp(begin)
-                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                    u, at_u = brought(x, base, m, rooms)
-                    if past:
-                        strip(u, at_u, m, (), (p, constants), lo, made, np.uintp(held))
-                        held += m
-                        if held >= LONG:
-                            held = write_past(y, begin + m - held, made, held)
-                    else:
-                        strip(u, at_u, m, (), (p, constants), lo, y, base)
-                    begin += m
-                    skip += m
-                    if skip == inner:
-                        skip = 0
-                        c = c + 1 if c + 1 < channels else 0
-                if past:
-                    end_past(y, end, made, held)
-                return True
-
-            return strips
-
-        def whole(bits: int) -> Callable[..., Any]:
-            """`runs` of whole runs, whose length has no other bits, which the compiler sees."""
-
-            def blocks(
-                begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-                inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
-                mask: Any,
-            ) -> Any:  # fmt: skip
-                """Items (row)."""
-                if not usual(look, scale, zero_point, least, most):
-                    return False
-                constants, far = (lo, hi, nan), y.size >= FAR and width(x) > width(y)
-                kind = parameters(x, scale[0], zero_point[0], constants, y)
-                columns = table.empty(kind)
-                length = np.uintp(inner) & np.uintp(bits)
-                c = (first // inner + begin) % channels
-                # Where channels come again, what was made of all of them is kept.
-                again, made = channels < end - begin and channels <= table.ROWS, False
-                while begin < end:
-                    rows = min(end - begin, channels - c, channels if again else RUNS)
-                    if not made:
-                        lowest, some = (0, channels) if again else (c, rows)
-                        table.fill_in_order(columns, lowest, some, parameters, x, scale, zero_point,
-                                            constants, y)  # fmt: skip
-                        made = again
-                    to = np.uintp(c if again else 0)
-                    for r in range(np.uintp(rows)):
-                        p = table.take(columns, to + r, kind)
-                        base = (np.uintp(begin) + r) * length
-                        if far:
-                            fetch(x, base + np.uintp(AHEAD), length)
-                        for k in range(length):
-                            value, inside = element(each(x, base + k), p, constants, y)
-                            store(y, base + k, value)
-                            store(mask, base + k, inside)
-                    begin += rows
-                    c = c + rows if c + rows < channels else 0
-                return True
-
-            return blocks
-
-        def periods(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
-            nan: Any, y: Any, mask: Any,
-        ) -> Any:  # fmt: skip
-            """As `runs`; the channels are repeated so often, then come as many others."""
-            if not usual(look, scale, zero_point, least, most):
-                return False
-            constants, far = (lo, hi, nan), y.size >= FAR
-            kind = parameters(x, scale[0], zero_point[0], constants, y)
-            room = table.empty(kind)
-            span = channels * inner * repeats
-            period = _repeated(channels * inner, span)
-            while begin < end:
-                lowest, last, start = _turn(begin, end, first, channels, span, period)
-                for part in range(0, period, table.ROWS):
-                    rows = min(table.ROWS, period - part)
-                    if start + part + rows <= begin and start + part + period >= last:
-                        continue  # there is less than a period, and none of this
-                    near, head = NEAR if rows > MANY and not far else rows, 0
-                    ahead = period if rows > near else AHEAD
-                    if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
-                        # Where the data come to a line of the cache, so does the table.
-                        head = to_line(x, start + part)
-                    columns = room[-head % LINE :]
-                    table.fill(columns, part, rows, parameters, x, scale, zero_point,
-                               lowest, channels, inner, constants, y)  # fmt: skip
-                    for top in range(start + part, last, AT_ONCE * period):
-                        row, after = 0, head or near
-                        while row < rows:
-                            stop = min(after, rows) - row
-                            for i in range(top + row, min(top + AT_ONCE * period, last), period):
-                                above, below = max(begin - i, 0), min(last - i, stop)
-                                while above < below:
-                                    m = below - above
-                                    if width(x) > width(y):
-                                        m = min(m, FETCHED_FAR // 2 if far else FETCHED)
-                                        if far and rows > MANY:
-                                            fetch_to_second(x, i + above + ahead, m)
-                                        else:
-                                            fetch(x, i + above + ahead, m)
-                                    base, at_row = np.uintp(i + above), np.uintp(row + above)
-                                    for k in range(np.uintp(m)):
-                                        p = table.take(columns, at_row + k, kind)
-                                        value, inside = element(each(x, base + k), p, constants, y)
-                                        store(y, base + k, value)
-                                        store(mask, base + k, inside)
-                                    above += m
-                            row, after = after, after + near
-                begin = last
-            return True
-
-        def periods_past(
-            begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
-            inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
-            nan: Any, y: Any, mask: Any,
-        ) -> Any:  # fmt: skip
-            """As `periods`, past the caches."""
-            if not usual(look, scale, zero_point, least, most):
-                return False
-            constants = lo, hi, nan
-            made, held = local(MADE, item(y)), 0
-            kind = parameters(x, scale[0], zero_point[0], constants, y)
-            columns = table.empty(kind)
-            span = channels * inner * repeats
-            period = _repeated(channels * inner, span)
-            while begin < end:
-                lowest, last, start = _turn(begin, end, first, channels, span, period)
-                for part in range(0, period, table.ROWS):
-                    rows = min(table.ROWS, period - part)
-                    table.fill(columns, part, rows, parameters, x, scale, zero_point,
-                               lowest, channels, inner, constants, y)  # fmt: skip
-                    for i in range(start + part, last, period):
-                        at, stop = max(begin, i), min(last, i + rows)
-                        while at < stop:
-                            m = min(stop - at, LONG)
-                            if rows > MANY:
-                                fetch_to_second(x, at + AHEAD, m)
-                            base, at_row, to = np.uintp(at), np.uintp(at - i), np.uintp(held)
-                            for k in range(np.uintp(m)):
-                                p = table.take(columns, at_row + k, kind)
-                                value, _ = element(each(x, base + k), p, constants, y)
-                                store(made, to + k, value)
-                            at += m
-                            held += m
-                            if held >= LONG:
-                                held = write_past(y, at - held, made, held)
-                        if rows < period:  # what comes next lies elsewhere
-                            _write_rest(y, at, made, held)
-                            held = 0
-                begin = last
-            end_past(y, end, made, held)
-            return True
-
         if steps:
-            strip, runs_to = in_steps(*steps), strips_to
-        runs = runs_to(False)
+            runs, runs_past = (strips_of(parameters, steps, past) for past in (False, True))
+        else:
+            runs, runs_past = (runs_of(parameters, element, past) for past in (False, True))
+        periods = periods_of(parameters, element)
         # For kernels that do more than this.
-        self.rule = run = called(runs)
-        self.rule_of_blocks = called(whole(_OF_BLOCKS))
-        repeat = called(periods)
-
-        def runs_apart(
-            begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
-            """`runs` of inputs that are not flat."""
-            size = strided.piece(views)
-            room = strided.room(x, size)
-            for first in range(begin, end, size):
-                m = min(size, end - first)
-                u = strided.taken(x, views, 0, first, m, room)
-                v, w = strided.part(y, first, m), strided.part(mask, first, m)
-                run(0, m, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
-                    w)  # fmt: skip
-
-        def periods_apart(
-            begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
-            scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-        ) -> None:  # fmt: skip
-            """`periods` of inputs that are not flat."""
-            size = strided.piece(views)
-            room = strided.room(x, size)
-            for first in range(begin, end, size):
-                m = min(size, end - first)
-                u = strided.taken(x, views, 0, first, m, room)
-                v, w = strided.part(y, first, m), strided.part(mask, first, m)
-                repeat(0, m, 0, 0.0, 0.0, first, channels, inner, repeats, u, scale, zero_point, lo,
-                       hi, nan, v, w)  # fmt: skip
+        self.rule = called(runs)
+        self.rule_of_blocks = called(blocks_of(parameters, element, OF_BLOCKS))
 
         name = f"{parameters.__name__}_{element.__name__}"
+
+        def kernel(
+            segment: Callable[..., Any], of: str, signature: Callable[..., Types], **options: Any
+        ) -> Kernel:
+            return Kernel(segment, f"{name}_{of}", signature, work, **options)
+
+        looking, looking_periods = _looking(_signature), _looking(_periods_signature)
         self._wide, self._work = wide, work
-        self._runs = Kernel(runs, f"{name}_runs", _looking(_signature), work)
+        self._runs = kernel(runs, "runs", looking)
+        self._runs_past = kernel(runs_past, "runs_past", looking, full_width=bool(steps))
+        self._runs_apart = kernel(runs_apart_of(self.rule), "runs_apart", _apart(_signature))
         self._blocks = {
-            bits: Kernel(whole(bits), f"{name}_blocks_{bits}", _looking(_signature), work)
-            for bits in (_OF_BLOCKS, *_LENGTHS)
+            bits: kernel(blocks_of(parameters, element, bits), f"blocks_{bits}", looking)
+            for bits in (OF_BLOCKS, *_LENGTHS)
         }
-        self._periods = Kernel(periods, f"{name}_periods", _looking(_periods_signature), work)
-        self._runs_past = Kernel(
-            runs_to(True), f"{name}_runs_past", _looking(_signature), work, full_width=bool(steps)
+        self._periods = kernel(periods, "periods", looking_periods)
+        self._periods_past = kernel(
+            periods_past_of(parameters, element), "periods_past", looking_periods, full_width=False
         )
-        self._periods_past = Kernel(
-            periods_past, f"{name}_periods_past", _looking(_periods_signature), work,
-            full_width=False,
-        )  # fmt: skip
-        self._runs_apart = Kernel(runs_apart, f"{name}_runs_apart", _apart(_signature), work)
-        self._periods_apart = Kernel(
-            periods_apart, f"{name}_periods_apart", _apart(_periods_signature), work
+        self._periods_apart = kernel(
+            periods_apart_of(called(periods)), "periods_apart", _apart(_periods_signature)
         )
 
     def shortcut(
@@ -408,7 +132,7 @@ class Elementwise:
 
         self._runs = first(runs, "runs", self._runs)
         if blocks is not None:
-            self._blocks[_OF_BLOCKS] = first(blocks, "blocks", self._blocks[_OF_BLOCKS])
+            self._blocks[OF_BLOCKS] = first(blocks, "blocks", self._blocks[OF_BLOCKS])
         if past is not None:
             self._runs_past = first(past, "runs_past", self._runs_past, wide=False)
 
@@ -489,7 +213,7 @@ class Elementwise:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
         if not 0 < inner < n or inner > LONG or inner % BLOCK or n % inner:
             return None
-        return self._blocks[inner if inner in _LENGTHS else _OF_BLOCKS]
+        return self._blocks[inner if inner in _LENGTHS else OF_BLOCKS]
 
     def _flat(
         self, piece: Piece, x: Any, scale: Any, zero_point: Any,
@@ -576,49 +300,3 @@ def _periodic(channels: int, inner: int, size: int) -> bool:
 def _grain(period: int) -> int:
     """Elements of a parallel segment of `periods`: each makes a table of its own."""
     return max(GRAIN, min(16 * period, 1 << 20))
-
-
-@called
-def _repeated(period: Any, span: Any) -> Any:
-    """A multiple of `period` that is no shorter than LEAST_PERIOD, but much shorter than `span`."""
-    least = min(LEAST_PERIOD, span // 8)
-    return (least + period - 1) // period * period if period < least else period
-
-
-@called
-def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: Any) -> Any:
-    """The first channel of those `begin` is among, where these stop, where its period begins."""
-    skip = (first + begin) % span
-    lowest = (first + begin) // span * channels
-    return lowest, min(end, begin + span - skip), begin - skip % period
-
-
-@called
-def _write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
-    """Write up to `stop` what `write_past` has left."""
-    base = np.uintp(stop - held)
-    for k in range(np.uintp(held)):
-        y[base + k] = made[k]
-
-
-@called
-def end_past(y: Any, end: Any, made: Any, held: Any) -> None:
-    """The same; then others may be told of all that was written."""
-    _write_rest(y, end, made, held)
-    settle()
-
-
-def stretch_of(element: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes `m` elements, LONG at most, behind `held` of `made`: so many of them then wait."""
-
-    def stretch(
-        x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, made: Any, held: Any
-    ) -> Any:
-        to, base = np.uintp(held), np.uintp(begin)
-        for k in range(np.uintp(m)):
-            value, _ = element(each(x, base + k), p, constants, y)
-            store(made, to + k, value)
-        held += m
-        return write_past(y, begin + m - held, made, held) if held >= LONG else held
-
-    return inlined(stretch)  # type: ignore[no-any-return]

@@ -9,9 +9,10 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import strided
-from npquant.cpu.loops import LONG, PAST
+from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
 from npquant.cpu.memory import after, local, settle, to_line, write_past
+from npquant.cpu.segments import LONG
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory
 from npquant.layout import PER_TENSOR

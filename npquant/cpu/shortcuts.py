@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu.checks import usual
-from npquant.cpu.loops import LONG, MADE, Elementwise, end_past, stretch_of
+from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import AHEAD, FAR, FETCHED_FAR, fetch, local, to_line
+from npquant.cpu.segments import LONG, MADE, end_past, stretch_of
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.primitives import bits, item, like, of_bits, store

@@ -1,0 +1,179 @@
+"""The loops of elementwise kernels where runs are short: elements and channels side by side.
+
+So channels-last images and the last axis of a linear layer are vectorised too. As in `segments`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npquant.cpu import strided, table
+from npquant.cpu.checks import usual
+from npquant.cpu.lowered import called
+from npquant.cpu.memory import (
+    AHEAD,
+    FAR,
+    FETCHED,
+    FETCHED_FAR,
+    LINE,
+    fetch,
+    fetch_to_second,
+    local,
+    to_line,
+    width,
+    write_past,
+)
+from npquant.cpu.segments import LONG, MADE, Function, end_past, write_rest
+from npquant.primitives import each, item, store
+
+#: A shorter period is repeated up to it.
+LEAST_PERIOD = 1024
+#: Where a row has more than MANY elements, NEAR of them are done together, so that what belongs to
+#: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
+#: Of an array that is `FAR` whole rows are: to read it in order matters more. A table takes much of
+#: the first cache, and the processor brings data too late: of any array they are fetched, those of
+#: the next row where parts of rows are done; and to the second cache where the table is there.
+MANY, NEAR, AT_ONCE = 1024, 1024, 64
+
+
+def periods_of(parameters: Function, element: Function) -> Function:
+    """The loop of channels that are repeated `repeats` times; then come as many others."""
+
+    def periods(
+        begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+        inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
+        nan: Any, y: Any, mask: Any,
+    ) -> Any:  # fmt: skip
+        """Items (element)."""
+        if not usual(look, scale, zero_point, least, most):
+            return False
+        constants, far = (lo, hi, nan), y.size >= FAR
+        kind = parameters(x, scale[0], zero_point[0], constants, y)
+        room = table.empty(kind)
+        span = channels * inner * repeats
+        period = _repeated(channels * inner, span)
+        while begin < end:
+            lowest, last, start = _turn(begin, end, first, channels, span, period)
+            for part in range(0, period, table.ROWS):
+                rows = min(table.ROWS, period - part)
+                if start + part + rows <= begin and start + part + period >= last:
+                    continue  # there is less than a period, and none of this
+                near, head = NEAR if rows > MANY and not far else rows, 0
+                ahead = period if rows > near else AHEAD
+                if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
+                    # Where the data come to a line of the cache, so does the table.
+                    head = to_line(x, start + part)
+                columns = room[-head % LINE :]
+                table.fill(columns, part, rows, parameters, x, scale, zero_point,
+                           lowest, channels, inner, constants, y)  # fmt: skip
+                for top in range(start + part, last, AT_ONCE * period):
+                    row, after = 0, head or near
+                    while row < rows:
+                        stop = min(after, rows) - row
+                        for i in range(top + row, min(top + AT_ONCE * period, last), period):
+                            above, below = max(begin - i, 0), min(last - i, stop)
+                            while above < below:
+                                m = below - above
+                                if width(x) > width(y):
+                                    m = min(m, FETCHED_FAR // 2 if far else FETCHED)
+                                    if far and rows > MANY:
+                                        fetch_to_second(x, i + above + ahead, m)
+                                    else:
+                                        fetch(x, i + above + ahead, m)
+                                base, at_row = np.uintp(i + above), np.uintp(row + above)
+                                for k in range(np.uintp(m)):
+                                    p = table.take(columns, at_row + k, kind)
+                                    value, inside = element(each(x, base + k), p, constants, y)
+                                    store(y, base + k, value)
+                                    store(mask, base + k, inside)
+                                above += m
+                        row, after = after, after + near
+            begin = last
+        return True
+
+    return periods
+
+
+def periods_past_of(parameters: Function, element: Function) -> Function:
+    """The same, past the caches."""
+
+    def periods_past(
+        begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+        inner: Any, repeats: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any,
+        nan: Any, y: Any, mask: Any,
+    ) -> Any:  # fmt: skip
+        """Items (element)."""
+        if not usual(look, scale, zero_point, least, most):
+            return False
+        constants = lo, hi, nan
+        made, held = local(MADE, item(y)), 0
+        kind = parameters(x, scale[0], zero_point[0], constants, y)
+        columns = table.empty(kind)
+        span = channels * inner * repeats
+        period = _repeated(channels * inner, span)
+        while begin < end:
+            lowest, last, start = _turn(begin, end, first, channels, span, period)
+            for part in range(0, period, table.ROWS):
+                rows = min(table.ROWS, period - part)
+                table.fill(columns, part, rows, parameters, x, scale, zero_point,
+                           lowest, channels, inner, constants, y)  # fmt: skip
+                for i in range(start + part, last, period):
+                    at, stop = max(begin, i), min(last, i + rows)
+                    while at < stop:
+                        m = min(stop - at, LONG)
+                        if rows > MANY:
+                            fetch_to_second(x, at + AHEAD, m)
+                        base, at_row, to = np.uintp(at), np.uintp(at - i), np.uintp(held)
+                        for k in range(np.uintp(m)):
+                            p = table.take(columns, at_row + k, kind)
+                            value, _ = element(each(x, base + k), p, constants, y)
+                            store(made, to + k, value)
+                        at += m
+                        held += m
+                        if held >= LONG:
+                            held = write_past(y, at - held, made, held)
+                    if rows < period:  # what comes next lies elsewhere
+                        write_rest(y, at, made, held)
+                        held = 0
+            begin = last
+        end_past(y, end, made, held)
+        return True
+
+    return periods_past
+
+
+def periods_apart_of(repeat: Function) -> Function:
+    """The loop `repeat` of inputs that are not flat, called piece by piece."""
+
+    def periods_apart(
+        begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
+        scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+    ) -> None:  # fmt: skip
+        """Items (element)."""
+        size = strided.piece(views)
+        room = strided.room(x, size)
+        for first in range(begin, end, size):
+            m = min(size, end - first)
+            u = strided.taken(x, views, 0, first, m, room)
+            v, w = strided.part(y, first, m), strided.part(mask, first, m)
+            repeat(0, m, 0, 0.0, 0.0, first, channels, inner, repeats, u, scale, zero_point, lo,
+                   hi, nan, v, w)  # fmt: skip
+
+    return periods_apart
+
+
+@called
+def _repeated(period: Any, span: Any) -> Any:
+    """A multiple of `period` that is no shorter than LEAST_PERIOD, but much shorter than `span`."""
+    least = min(LEAST_PERIOD, span // 8)
+    return (least + period - 1) // period * period if period < least else period
+
+
+@called
+def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: Any) -> Any:
+    """The first channel of those `begin` is among, where these stop, where its period begins."""
+    skip = (first + begin) % span
+    lowest = (first + begin) // span * channels
+    return lowest, min(end, begin + span - skip), begin - skip % period

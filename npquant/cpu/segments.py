@@ -1,0 +1,238 @@
+"""The loops of elementwise kernels where runs are long: segments that are made of a formula.
+
+The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel.
+What belongs to a channel is made once, and its run of `inner` elements follows (`runs`), or strips
+of it go through one step after another (`strips`). Of groups and the like, where `inner` is some
+multiple of 16, what is asked before a vectorised loop is asked once for all runs (`blocks`). Each
+tells whether the first `look` qparams are `usual`; only then anything is written.
+
+A function here takes the formulas of an `Elementwise`, and gives a segment for a `Kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from npquant.cpu import float8, strided, table
+from npquant.cpu.checks import usual
+from npquant.cpu.lowered import called, inlined
+from npquant.cpu.memory import (
+    AHEAD,
+    FAR,
+    FETCHED_FAR,
+    fetch,
+    local,
+    near,
+    settle,
+    to_line,
+    width,
+    write_past,
+)
+from npquant.cpu.steps import STRIP, brought, in_steps
+from npquant.primitives import at, each, item, store
+
+#: A formula, or a segment.
+Function = Callable[..., Any]
+
+#: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
+#: a line of the cache, and are done LONG elements at a time, which takes a little less time where
+#: no cache holds the array.
+BLOCK, LONG = 16, 512
+#: Bits of the length of such runs: all there may be.
+OF_BLOCKS = 2**64 - BLOCK
+#: Runs whose parameters are made together, in a vectorised loop.
+RUNS = 256
+#: What is written past the caches waits on the stack until it is LONG or more, MADE at most.
+MADE = 2 * LONG
+
+
+def runs_of(parameters: Function, element: Function, past: bool) -> Function:
+    """The loop of long runs, and whether it writes `past` the caches."""
+    stretch_past = stretch_of(element)
+
+    def runs(
+        begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+        inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+        mask: Any,
+    ) -> Any:  # fmt: skip
+        """Items (element)."""
+        if not usual(look, scale, zero_point, least, most):
+            return False
+        if begin == end:  # of nothing there may be no channels to divide by
+            return True
+        constants = lo, hi, nan
+        made, held = local(MADE, item(y)), 0
+        far = y.size >= FAR and not past and width(x) > width(y)
+        row = (first + begin) // inner
+        skip = (first + begin) - row * inner
+        c = row % channels
+        while begin < end:
+            stop = min(begin + inner - skip, end)
+            p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+            while begin < stop:
+                m = stop - begin
+                if m > LONG:
+                    m = to_line(y if past else x, begin) or LONG
+                if far:
+                    m = min(m, FETCHED_FAR)
+                    fetch(x, begin + AHEAD, m)
+                # An unsigned index is not checked for wrap-around: the loop is vectorised.
+                base = np.uintp(begin)
+                if past:
+                    held = stretch_past(x, begin, m, p, constants, y, made, held)
+                else:
+                    value, _ = element(each(x, base), p, constants, y)  # for its type alone
+                    room = float8.room(LONG, value)
+                    for k in range(np.uintp(m)):
+                        value, inside = element(each(x, base + k), p, constants, y)
+                        float8.hold(room, k, y, base + k, value)
+                        store(mask, base + k, inside)
+                    float8.release(room, m, y, base)
+                begin += m
+            skip = 0
+            c = c + 1 if c + 1 < channels else 0
+        if past:
+            end_past(y, end, made, held)
+        return True
+
+    return runs
+
+
+def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> Function:
+    """As `runs_of`, in steps."""
+    strip = in_steps(*steps)
+
+    def strips(
+        begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+        inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+        mask: Any,
+    ) -> Any:  # fmt: skip
+        """Items (element)."""
+        if not usual(look, scale, zero_point, least, most):
+            return False
+        if begin == end:
+            return True
+        constants, rooms = (lo, hi, nan), near(STRIP, x)
+        made, held = local(MADE, item(y)), 0
+        row = (first + begin) // inner
+        c, skip = row % channels, (first + begin) - row * inner
+        while begin < end:
+            m = min(inner - skip, end - begin)
+            if m > STRIP:
+                m = to_line(y if past else x, begin) or STRIP
+            base = np.uintp(begin)
+            p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+            u, at_u = brought(x, base, m, rooms)
+            if past:
+                strip(u, at_u, m, (), (p, constants), lo, made, np.uintp(held))
+                held += m
+                if held >= LONG:
+                    held = write_past(y, begin + m - held, made, held)
+            else:
+                strip(u, at_u, m, (), (p, constants), lo, y, base)
+            begin += m
+            skip += m
+            if skip == inner:
+                skip = 0
+                c = c + 1 if c + 1 < channels else 0
+        if past:
+            end_past(y, end, made, held)
+        return True
+
+    return strips
+
+
+def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
+    """The loop of whole runs, whose length has no other `bits`, which the compiler sees."""
+
+    def blocks(
+        begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
+        inner: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any,
+        mask: Any,
+    ) -> Any:  # fmt: skip
+        """Items (row)."""
+        if not usual(look, scale, zero_point, least, most):
+            return False
+        constants, far = (lo, hi, nan), y.size >= FAR and width(x) > width(y)
+        kind = parameters(x, scale[0], zero_point[0], constants, y)
+        columns = table.empty(kind)
+        length = np.uintp(inner) & np.uintp(bits)
+        c = (first // inner + begin) % channels
+        # Where channels come again, what was made of all of them is kept.
+        again, made = channels < end - begin and channels <= table.ROWS, False
+        while begin < end:
+            rows = min(end - begin, channels - c, channels if again else RUNS)
+            if not made:
+                lowest, some = (0, channels) if again else (c, rows)
+                table.fill_in_order(columns, lowest, some, parameters, x, scale, zero_point,
+                                    constants, y)  # fmt: skip
+                made = again
+            to = np.uintp(c if again else 0)
+            for r in range(np.uintp(rows)):
+                p = table.take(columns, to + r, kind)
+                base = (np.uintp(begin) + r) * length
+                if far:
+                    fetch(x, base + np.uintp(AHEAD), length)
+                for k in range(length):
+                    value, inside = element(each(x, base + k), p, constants, y)
+                    store(y, base + k, value)
+                    store(mask, base + k, inside)
+            begin += rows
+            c = c + rows if c + rows < channels else 0
+        return True
+
+    return blocks
+
+
+def runs_apart_of(run: Function) -> Function:
+    """The loop `run` of inputs that are not flat, called piece by piece."""
+
+    def runs_apart(
+        begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+        scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+    ) -> None:  # fmt: skip
+        """Items (element)."""
+        size = strided.piece(views)
+        room = strided.room(x, size)
+        for first in range(begin, end, size):
+            m = min(size, end - first)
+            u = strided.taken(x, views, 0, first, m, room)
+            v, w = strided.part(y, first, m), strided.part(mask, first, m)
+            run(0, m, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
+                w)  # fmt: skip
+
+    return runs_apart
+
+
+@called
+def write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
+    """Write up to `stop` what `write_past` has left."""
+    base = np.uintp(stop - held)
+    for k in range(np.uintp(held)):
+        y[base + k] = made[k]
+
+
+@called
+def end_past(y: Any, end: Any, made: Any, held: Any) -> None:
+    """The same; then others may be told of all that was written."""
+    write_rest(y, end, made, held)
+    settle()
+
+
+def stretch_of(element: Function) -> Function:
+    """What makes `m` elements, LONG at most, behind `held` of `made`: so many of them then wait."""
+
+    def stretch(
+        x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, made: Any, held: Any
+    ) -> Any:
+        to, base = np.uintp(held), np.uintp(begin)
+        for k in range(np.uintp(m)):
+            value, _ = element(each(x, base + k), p, constants, y)
+            store(made, to + k, value)
+        held += m
+        return write_past(y, begin + m - held, made, held) if held >= LONG else held
+
+    return inlined(stretch)  # type: ignore[no-any-return]
