@@ -16,13 +16,25 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu import table
-from npquant.cpu.checks import usual
-from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
+from npquant.cpu.gradients import (
+    BLOCK,
+    LINE,
+    PART,
+    SHORT,
+    STRIP,
+    apart_of,
+    beside_of,
+    clear,
+    parts_of,
+    runs_of,
+    short_of,
+)
+from npquant.cpu.lanes import LANES, TOGETHER, add_terms, folded
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import Borrowed, fetch_to_second, local, near, to_line
+from npquant.cpu.memory import Borrowed, local, near
+from npquant.cpu.segments import Function
 from npquant.cpu.steps import brought, in_steps
-from npquant.cpu.strided import VIEWS, every_second, gather, room, scatter, taken
+from npquant.cpu.strided import VIEWS, every_second, room, taken
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import (
@@ -38,29 +50,12 @@ from npquant.cpu.walk import (
 )
 from npquant.dtypes import float32, float64
 from npquant.layout import TILE, Granularity, Spans, rows_of_tensor
-from npquant.primitives import each, item, masked, store
+from npquant.primitives import each, store
 
 Array = np.ndarray[Any, Any]
 
 #: Tiles that are added one after another.
 GROUP = 256
-#: Terms that wait to be added: enough to run long loops, few enough to stay in cache. Of a longer
-#: run CHUNK, in loops whose length the compiler knows: it leaves nothing of them but vectors.
-STRIP, CHUNK = 256, 128
-#: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
-BLOCK = 256
-#: Elements of a row of a block at most, where channels lie side by side; and where these are more,
-#: elements of a part of a row, and rows whose terms of one lane are added together.
-LINE, PART, TURNS = 1024, 256, 4
-#: Elements of a channel at most that is summed together with others, in registers.
-SHORT = 512
-#: More than there are before a line of the cache.
-SPARE = 32
-# Both with room for the zeros after the last.
-_BLOCK_OF_LANES = 2 * (BLOCK * LANES + SPARE) + LANES
-_LINE_OF_TERMS, _PARTS_OF_TERMS = LINE + LANES, TURNS * PART + LANES
-_SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
-_OF_LANES = np.uintp(2**64 - LANES)
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
 #: Rows of a tensor that are done at a time.
@@ -70,30 +65,6 @@ NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
 
 
 # --- learnable gradients ----------------------------------------------------------------------
-
-
-@called
-def _clear(lanes: Any, n: Any) -> None:
-    """A loop, as slices of arrays take the compiler seconds."""
-    for k in range(np.uintp(n)):
-        lanes[k] = 0
-
-
-@called
-def _fold(lanes: Any, at: Any, width: Any, inner: Any) -> None:
-    """As `folded`, of the lanes of `width` channels, `inner` of each side by side, row by row."""
-    first, h = np.uintp(at), LANES // 2 * width
-    while h >= width * inner:  # row i takes row i + h
-        half = np.uintp(h)
-        for k in range(half):
-            lanes[first + k] += lanes[first + half + k]
-        h //= 2
-    h = inner // 2
-    while h:
-        for k in range(0, width * inner, inner):
-            for i in range(k, k + h):
-                lanes[at + i] += lanes[at + i + h]
-        h //= 2
 
 
 class Gradients:
@@ -116,257 +87,17 @@ class Gradients:
         wide: Gradients | None = None,
     ) -> None:
         self._wide = wide
-
-        # Lanes and terms lie on the stack: of any other array, the compiler would have to ask
-        # whether the output overlaps it.
-        def runs(
-            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
-            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
-            sums: Any, grad_scale: Any, grad_zero_point: Any,
-        ) -> Any:  # fmt: skip
-            """Tasks (block of channels, tile): run after run, in the order of memory.
-
-            Whether the first `look` qparams are `usual`; only then anything is written. Sums of
-            tiles, unless there is room for the gradients themselves.
-            """
-            if not usual(look, scale, zero_point, -np.inf, np.inf):
-                return False
-            constants = lo, hi, factor
-            kind = parameters(x, scale[0], zero_point[0], constants, y)
-            columns = table.empty(kind)
-            lanes = local(_BLOCK_OF_LANES, 0.0)
-            terms, rooms = (local(STRIP, factor), local(STRIP, factor)), near(STRIP, (g, x))
-            made = local(CHUNK, item(y))
-            tiles = sums.shape[2]
-            for task in range(begin, end):
-                c, tile = task // tiles * block, task % tiles
-                width = min(block, channels - c)
-                table.fill_in_order(columns, c, width, parameters, x, scale, zero_point,
-                                    constants, y)  # fmt: skip
-                _clear(lanes, width * 2 * LANES)
-                e = tile * TILE
-                stop = min(count, e + TILE)
-                row = e // inner
-                i = e - row * inner
-                while e < stop:
-                    m = min(inner - i, stop - e)
-                    if m >= CHUNK and e % LANES == 0:
-                        m -= m % CHUNK
-                        for q in range(width):
-                            p = table.take(columns, np.uintp(q), kind)
-                            first = (row * channels + c + q) * inner + i
-                            for start in range(first, first + m, CHUNK):
-                                base = np.uintp(start)
-                                both, at = brought((g, x), base, CHUNK, rooms)
-                                for k in range(np.uintp(CHUNK)):
-                                    u, v = each(both, at + k)
-                                    inside, slope, shift = element(u, v, p, constants)
-                                    made[k] = masked(u, inside)
-                                    terms[0][k], terms[1][k] = slope, shift
-                                for k in range(np.uintp(CHUNK)):
-                                    y[base + k] = made[k]
-                                add_terms(lanes, q * 2 * LANES, terms, 0, 0, CHUNK)
-                    else:
-                        m = min(m, STRIP)
-                        some = STRIP // m  # runs whose terms wait together
-                        for q in range(0, width, some):
-                            for r in range(min(some, width - q)):
-                                p = table.take(columns, np.uintp(q + r), kind)
-                                base = np.uintp((row * channels + c + q + r) * inner + i)
-                                term = np.uintp(r * m)
-                                both, at = brought((g, x), base, m, rooms)
-                                for k in range(np.uintp(m)):
-                                    u, v = each(both, at + k)
-                                    inside, slope, shift = element(u, v, p, constants)
-                                    store(y, base + k, masked(u, inside))
-                                    terms[0][term + k], terms[1][term + k] = slope, shift
-                            for r in range(min(some, width - q)):
-                                add_terms(lanes, (q + r) * 2 * LANES, terms, r * m, e % LANES, m)
-                    e += m
-                    i += m
-                    if i == inner:
-                        row += 1
-                        i = 0
-                for q in range(width):
-                    found = folded(lanes, q * 2 * LANES, terms)
-                    _give(found, c + q, tile, sums, grad_scale, grad_zero_point)
-            return True
-
-        def beside(
-            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
-            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
-            sums: Any, grad_scale: Any, grad_zero_point: Any,
-        ) -> Any:  # fmt: skip
-            """Tasks (outer, tile) where `inner` divides LANES: row after row, all channels at once.
-
-            So a term's place in LANES // inner rows is its lane of its channel. Strips and lanes
-            begin where lines of the cache do: the terms and lanes before that come last.
-            """
-            if not usual(look, scale, zero_point, -np.inf, np.inf):
-                return False
-            constants = lo, hi, factor
-            kind = parameters(x, scale[0], zero_point[0], constants, y)
-            columns = table.empty(kind)
-            lanes = local(_BLOCK_OF_LANES, 0.0)
-            terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
-            period, run = LANES * channels, channels * inner
-            while run < STRIP:
-                run *= 2
-            apart, tiles = SPARE + period, sums.shape[2]
-            for task in range(begin, end):
-                c, tile = task // tiles * channels, task % tiles
-                table.fill(columns, 0, run + SPARE, parameters, x, scale, zero_point,
-                           c, channels, inner, constants, y)  # fmt: skip
-                _clear(lanes, 2 * apart)
-                at = c * count + tile * TILE * channels
-                stop = c * count + min(count, (tile + 1) * TILE) * channels
-                head = min(to_line(y, at), stop - at)
-                m, place = (head, apart - head) if head else (min(run, stop - at), SPARE)
-                first = at + head
-                while at < stop:
-                    base = np.uintp(at)
-                    for k in range(np.uintp(m)):
-                        v, p = g[base + k], table.take(columns, k, kind)
-                        inside, slope, shift = element(v, x[base + k], p, constants)
-                        store(y, base + k, masked(v, inside))
-                        terms[0][k], terms[1][k] = slope, shift
-                    for k in range(np.uintp(LANES)):  # a zero changes no sum
-                        terms[0][np.uintp(m) + k] = terms[1][np.uintp(m) + k] = 0
-                    n = (m + LANES - 1) // LANES * LANES
-                    add_columns(lanes, place, apart, min(n, period), terms, n)
-                    at += m
-                    place = place + m if place + m < apart else SPARE
-                    m = min(run, stop - at)
-                    if at == first:
-                        for k in range(np.uintp(run)):
-                            table.put(columns, k, table.take(columns, k + np.uintp(head), kind))
-                for s in range(2):
-                    start = s * apart + SPARE - head
-                    for k in range(start, start + head):
-                        lanes[k] = lanes[k + period]
-                    _fold(lanes, start, channels, inner)
-                for k in range(channels):
-                    at = SPARE - head + k * inner
-                    found = lanes[at], lanes[at + apart]
-                    _give(found, c + k, tile, sums, grad_scale, grad_zero_point)
-            return True
-
-        def parts(
-            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
-            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
-            sums: Any, grad_scale: Any, grad_zero_point: Any,
-        ) -> Any:  # fmt: skip
-            """Tasks (outer, block of channels, tile), where these are more: lane after lane."""
-            if not usual(look, scale, zero_point, -np.inf, np.inf):
-                return False
-            constants = lo, hi, factor
-            kind = parameters(x, scale[0], zero_point[0], constants, y)
-            columns = table.empty(kind)
-            lanes = local(_BLOCK_OF_LANES, 0.0)
-            terms = local(_PARTS_OF_TERMS, factor), local(_PARTS_OF_TERMS, factor)
-            tiles, turn, blocks = sums.shape[2], LANES // inner, (channels + block - 1) // block
-            for task in range(begin, end):
-                some, tile = task // tiles, task % tiles
-                lowest, c = some // blocks * channels, some % blocks * block
-                width = min(block, channels - c)
-                line, origin = width * inner, lowest * count
-                table.fill(columns, c * inner, line, parameters, x, scale, zero_point,
-                           lowest, channels, inner, constants, y)  # fmt: skip
-                _clear(lanes, 2 * LANES * width)
-                n = (line + LANES - 1) // LANES * LANES
-                top, stop = tile * TILE // inner, min(count, (tile + 1) * TILE) // inner
-                for lane in range(turn):
-                    for first in range(top + lane, stop, turn * TURNS):
-                        m = 0
-                        for row in range(first, min(stop, first + turn * TURNS), turn):
-                            base = np.uintp(origin + (row * channels + c) * inner)
-                            if row + turn < stop:
-                                ahead = base + np.uintp(turn * channels * inner)
-                                fetch_to_second(g, ahead, line)
-                                fetch_to_second(x, ahead, line)
-                            to = np.uintp(m)
-                            for k in range(np.uintp(line)):
-                                v, p = g[base + k], table.take(columns, k, kind)
-                                inside, slope, shift = element(v, x[base + k], p, constants)
-                                store(y, base + k, masked(v, inside))
-                                terms[0][to + k], terms[1][to + k] = slope, shift
-                            to += np.uintp(line)
-                            for k in range(np.uintp(LANES)):  # a zero changes no sum
-                                terms[0][to + k] = terms[1][to + k] = 0
-                            m += n
-                        add_columns(lanes, lane * line, LANES * width, n, terms, m)
-                for s in range(2):
-                    _fold(lanes, s * LANES * width, width, inner)
-                for k in range(width):
-                    found = lanes[k * inner], lanes[LANES * width + k * inner]
-                    _give(found, lowest + c + k, tile, sums, grad_scale, grad_zero_point)
-            return True
-
-        def short(
-            begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
-            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
-            sums: Any, grad_scale: Any, grad_zero_point: Any,
-        ) -> Any:  # fmt: skip
-            """Tasks (TOGETHER channels) of one run each, of some LANES, whose terms all wait."""
-            if not usual(look, scale, zero_point, -np.inf, np.inf):
-                return False
-            constants = lo, hi, factor
-            kind = parameters(x, scale[0], zero_point[0], constants, y)
-            columns = table.empty(kind)
-            found = local(_SUMS_TOGETHER, 0.0)
-            terms = local(_TERMS_TOGETHER, factor), local(_TERMS_TOGETHER, factor)
-            length = np.uintp(inner) & _OF_LANES  # so the compiler knows
-            for task in range(begin, end):
-                c, row = task * TOGETHER, (task - begin) * TOGETHER % BLOCK
-                if row == 0:
-                    table.fill_in_order(columns, c, min(BLOCK, channels - c), parameters, x, scale,
-                                        zero_point, constants, y)  # fmt: skip
-                width = min(TOGETHER, channels - c)
-                for r in range(np.uintp(width)):
-                    p = table.take(columns, np.uintp(row) + r, kind)
-                    base, term = (np.uintp(c) + r) * length, r * length
-                    for k in range(length):
-                        v = g[base + k]
-                        inside, slope, shift = element(v, x[base + k], p, constants)
-                        store(y, base + k, masked(v, inside))
-                        terms[0][term + k], terms[1][term + k] = slope, shift
-                sums_together(found, terms, inner)
-                for r in range(width):
-                    both = found[r], found[TOGETHER + r]
-                    _give(both, c + r, 0, sums, grad_scale, grad_zero_point)
-            return True
-
-        run = called(runs)
-
-        def apart(
-            begin: Any, end: Any, views: Any, some: Any, length: Any, channels: Any, count: Any,
-            g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any,
-            y: Any, sums: Any, grad_scale: Any, grad_zero_point: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (some channels, some tiles): `runs`, of data that are not flat."""
-            u, v = np.empty(some * length, g.dtype), np.empty(some * length, x.dtype)
-            w = np.empty(some * length, y.dtype)
-            parts = (count + length - 1) // length
-            for task in range(begin, end):
-                c, e = task // parts * some, task % parts * length
-                rows, m = min(some, channels - c), min(length, count - e)
-                first, n, stop = c * count + e * rows, rows * m, c + rows
-                gather(g, views[0], first, n, u, 0)
-                gather(x, views[1], first, n, v, 0)
-                block = min(BLOCK, rows, max(1, GRAIN // m)) if m < TILE else 1
-                tiles = (m + TILE - 1) // TILE
-                run(0, (rows + block - 1) // block * tiles, 0, block, rows, m, m, u, v,
-                    scale[c:stop], zero_point[c:stop], lo, hi, factor, w,
-                    sums[:, c:stop, e // TILE : e // TILE + tiles],
-                    grad_scale, grad_zero_point)  # fmt: skip
-                scatter(y, views[2], first, n, w, 0)
-
+        runs = runs_of(parameters, element)
         name = f"{parameters.__name__}_{element.__name__}"
-        self._runs = Kernel(runs, f"{name}_runs", _gradients_signature, 4)
-        self._apart = Kernel(apart, f"{name}_apart", _gradients_apart_signature, 4)
-        self._beside = Kernel(beside, f"{name}_beside", _gradients_signature, 4)
-        self._parts = Kernel(parts, f"{name}_parts", _gradients_signature, 4)
-        self._short = Kernel(short, f"{name}_short", _gradients_signature, 4)
+
+        def kernel(segment: Function, of: str) -> Kernel:
+            return Kernel(segment, f"{name}_{of}", _gradients_signature, 4)
+
+        self._runs = kernel(runs, "runs")
+        self._beside = kernel(beside_of(parameters, element), "beside")
+        self._parts = kernel(parts_of(parameters, element), "parts")
+        self._short = kernel(short_of(parameters, element), "short")
+        self._apart = Kernel(apart_of(called(runs)), f"{name}_apart", _gradients_apart_signature, 4)
 
     def in_one_call(
         self, granularity: Granularity, n: int, code: str
@@ -532,17 +263,6 @@ class Gradients:
         return self._runs, block, inner
 
 
-@called
-def _give(found: Any, c: Any, tile: Any, sums: Any, grad_scale: Any, grad_zero_point: Any) -> None:
-    """Write what was found for a channel: to the gradients, if there is room, or to its tile."""
-    if grad_scale.size:
-        store(grad_scale, c, found[0])
-        store(grad_zero_point, c, found[1])
-    else:
-        at_c, at_tile = np.uintp(c), np.uintp(tile)
-        sums[0, at_c, at_tile], sums[1, at_c, at_tile] = found
-
-
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
     data, y, sums = array_type(x), array_type(x.base), Borrowed(types.float64, 3, "A")
     bound, number = (
@@ -618,7 +338,7 @@ class Total:
             kind = element(each(x, 0), number)
             terms, rooms = (local(STRIP, kind),), near(STRIP, x)
             for tile in range(begin, end):
-                _clear(lanes, LANES)
+                clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
