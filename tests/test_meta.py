@@ -246,3 +246,11 @@ OF_NO_OP = {
 def test_a_spec_is_no_number_without_data_that_are_specs(name):
     with pytest.raises(TypeError, match=rf"^{name} must not be an ArraySpec, got"):
         OF_NO_OP[name]()
+
+
+@pytest.mark.parametrize("name", ["shape", "dtype"])
+def test_a_spec_stays_what_it_is(name):
+    """It is a key of dictionaries, and what was found of it is remembered."""
+    spec = nq.ArraySpec((3,), np.float32)
+    with pytest.raises(AttributeError):
+        setattr(spec, name, getattr(spec, name))

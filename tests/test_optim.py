@@ -436,3 +436,9 @@ def test_a_parameter_that_changed():
     parameter.value = np.ones(3)
     with pytest.raises(ValueError, match=r"parameters\[0\]"):
         optimizer.step([np.ones(3)])
+
+
+def test_repr():
+    one, two = np.zeros(1), np.zeros(1)
+    assert repr(SGD([one], 0.5)) == "SGD(1 parameter, lr=0.5, weight_decay=0.0)"
+    assert repr(Adam([one, two])).startswith("Adam(2 parameters, lr=0.001, betas=(0.9, 0.999)")

@@ -55,6 +55,10 @@ def test_public_names():
     assert all(hasattr(nq, name) for name in nq.__all__)
 
 
+def test_what_is_imported_later_is_listed():
+    assert {"adaround", "autograd", "gptq", "metrics", "modules", "optim"} <= set(dir(nq))
+
+
 #: Prints the names of the loaded modules: the first part of each, and Numba's CUDA if it is there.
 LOADED = """
 import sys
