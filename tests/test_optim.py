@@ -440,5 +440,5 @@ def test_a_parameter_that_changed():
 
 def test_repr():
     one, two = np.zeros(1), np.zeros(1)
-    assert repr(SGD([one], 0.5)) == "SGD(1 parameter, lr=0.5, weight_decay=0.0)"
+    assert repr(SGD([one], 0.5)) == "SGD(1 parameter, lr=0.5, momentum=0.0, weight_decay=0.0)"
     assert repr(Adam([one, two])).startswith("Adam(2 parameters, lr=0.001, betas=(0.9, 0.999)")
