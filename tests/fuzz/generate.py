@@ -1117,13 +1117,20 @@ def regularizer(m):
     dtype = F64 if m.dtypes.x == F64 else F32
     m.data("V", floats_of(draw, size, dtype, 0.5), {F32, F64})
 
-    def at_least_one(value):
+    def finite(value):
         n = read.finite(value)
+        if not known(n):
+            return n
+        with np.errstate(all="ignore"):
+            return n if np.isfinite(np.float64(n).astype(dtype)) else WRONG
+
+    def at_least_one(value):
+        n = finite(value)
         return n if not known(n) or n >= 1 else WRONG
 
     m.number("beta", draw.of((1.0, 2.0, 3.5, 20.0)), at_least_one)
     if m.name.endswith("backward"):
-        m.number("weight", draw.of((1.0, 0.5, -2.0, 0.0)))
+        m.number("weight", draw.of((1.0, 0.5, -2.0, 0.0)), finite)
         m.out(dtype, size, "V")
 
 
