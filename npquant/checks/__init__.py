@@ -5,8 +5,8 @@ argument, what it was and what is allowed. Everything here runs before anything 
 """
 
 from npquant.checks.arrays import (
-    PLURAL,
-    SINGULAR,
+    QPARAM,
+    QPARAMS,
     Array,
     array,
     assign,

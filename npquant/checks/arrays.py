@@ -19,7 +19,7 @@ Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceA
 ARRAYS = (np.ndarray, ArraySpec)
 
 #: The qparams, from which `out` must be apart, as an op names them.
-SINGULAR, PLURAL = ("scale", "zero_point"), ("scales", "zero_points")
+QPARAM, QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
 
 #: Arrays that compute otherwise than arrays.
 _OTHERWISE = np.ma.MaskedArray, np.matrix

@@ -617,7 +617,7 @@ def adaround_regularizer_backward(
 #: The shapes that qparams of a channel or a group may have; none where they are numbers.
 _ONE = (1,), ()
 #: What `out` must be apart from.
-_SCALE, _ALL, _GRADIENT = ("scale",), ("V", *checks.SINGULAR), ("grad", "V", *checks.SINGULAR)
+_SCALE, _ALL, _GRADIENT = ("scale",), ("V", *checks.QPARAM), ("grad", "V", *checks.QPARAM)
 #: Dtypes of scales and zero points, as they mostly come.
 _CODES = (*dtypes.CODES, (dtypes.float32, dtypes.int64))
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.

@@ -898,7 +898,7 @@ def _per_tensor(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point)), None
+        y, mask = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point)), None
     run, given = getattr(backend.of(x), kernel), out is not None
     run(layout.PER_TENSOR, x, s, z, constants, names, y, mask, given=given)
     return y, mask
@@ -931,7 +931,7 @@ def _tensor(
     )
     form = Form(
         kernel, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds, within,
-        checks.SINGULAR, masked=masked,
+        checks.QPARAM, masked=masked,
     )  # fmt: skip
     return constants, names, kernel, fast_path(kind, form)
 
@@ -951,11 +951,11 @@ def _channels(
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
     constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
-    divide, given = checks.divides(rounding), checks.SINGULAR
+    divide, given = checks.divides(rounding), checks.QPARAM
     at_once: FastPath = no_fast_path
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
-        within, given = (-checks.EXACT32, checks.EXACT32), checks.PLURAL
+        within, given = (-checks.EXACT32, checks.EXACT32), checks.QPARAMS
     if not decomposed or names[2] == "float32":
         form = Form(
             kernel + "_by_division" * divide, shape, dtype, *found, constants, names, dtype,
@@ -1003,7 +1003,7 @@ def _per_channel(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point)), None
+        y, mask = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point)), None
     kernel(granularity, x, s, z, constants, names, y, mask, given=out is not None)
     return y, mask
 
@@ -1036,7 +1036,7 @@ def _decomposed(
     if masked:
         y, mask = checks.output_and_mask(x)
     else:
-        y, mask = checks.output(out, x, x.dtype, checks.PLURAL, (scales, zero_points)), None
+        y, mask = checks.output(out, x, x.dtype, checks.QPARAMS, (scales, zero_points)), None
     code = "float64" if double else "float32"
     names, given = ("float32", code, code), out is not None
     run(granularity, x, s, z, constants, names, y, mask, given=given)

@@ -108,7 +108,7 @@ def fake_quantize_learnable_per_tensor_affine(
         s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
-    y = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point))
+    y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
     kernel = backend.of(x).fake_quantize_learnable_per_tensor
     kernel(layout.PER_TENSOR, x, s, z, constants, names, y, given=out is not None)
     return y
@@ -871,7 +871,7 @@ def _plan(
         return *found, constants, names, gradients, backward
     kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
     form = Form(kernel, shape, dtype, *found, constants, names, dtype, dtypes.LEARNED, (-inf, inf),
-                checks.SINGULAR)  # fmt: skip
+                checks.QPARAM)  # fmt: skip
     return *found, constants, names, kernel, fast_path(kind, form)
 
 
@@ -881,7 +881,7 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
     if done is not None:
         return done[0]
     s, z = checks.learned_qparams(scale, zero_point, shapes, x)
-    y = checks.output(out, x, x.dtype, checks.SINGULAR, (scale, zero_point))
+    y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
     run = getattr(backend.of(x), kernel)
     run(granularity, x, s, z, constants, names, y, given=out is not None)
     return y

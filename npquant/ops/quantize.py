@@ -128,7 +128,7 @@ def quantize_per_tensor(
     if done is not None:
         return done[0]
     s, z, kinds = _inverse(x, scale, zero_point, divide)
-    y = checks.output(out, x, target, checks.SINGULAR, (scale, zero_point))
+    y = checks.output(out, x, target, checks.QPARAM, (scale, zero_point))
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_tensor
     names, given = (*kinds, code), out is not None
@@ -226,7 +226,7 @@ def dequantize_per_tensor(
     s, z = _numbers(q, scale, zero_point, precision)
     z = _rounded_once(z, precision)
     s = checks.cast(s, precision) if checks.on_device(s) else s
-    y = checks.output(out, q, result, checks.SINGULAR, (scale, zero_point))
+    y = checks.output(out, q, result, checks.QPARAM, (scale, zero_point))
     _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
     return y
 
@@ -337,7 +337,7 @@ def quantize_per_channel(
     if done is not None:
         return done[0]
     s, z = checks.code_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, checks.PLURAL, (scales, zero_points))
+    y = checks.output(out, x, target, checks.QPARAMS, (scales, zero_points))
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
@@ -439,7 +439,7 @@ def dequantize_per_channel(
         return done[0]
     s, z = _qparams_or_none(scales, zero_points, shapes, q)
     s = checks.in_precision(s, "scales", dtypes.compute(result))
-    y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points))
+    y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points))
     _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result, out is not None)
     return y
 
@@ -839,7 +839,7 @@ def _tensor(
     form = Form(
         _by_division(target) if divide else "quantize_per_tensor", shape, dtype, layout.PER_TENSOR,
         (), constants, (dtypes.compute(dtype).name, "int32", code), target, PYTHON_NUMBERS,
-        (-end, end), checks.SINGULAR, inverse=not divide,
+        (-end, end), checks.QPARAM, inverse=not divide,
     )  # fmt: skip
     return constants, code, divide, fast_path(kind, form)
 
@@ -874,7 +874,7 @@ def _codes(
         kernel = _by_division(target) if divide else kernel
         kinds = dtypes.KEPT if rows else dtypes.CODES
         form = Form(kernel, shape, dtype, *found, constants, precision, target, kinds, (-end, end),
-                    checks.PLURAL)  # fmt: skip
+                    checks.QPARAMS)  # fmt: skip
         at_once = fast_path(kind, form)
     return *found, constants, precision, divide, at_once
 
@@ -899,7 +899,7 @@ def _from_tensor(
         kernel, precision, within = "dequantize", names, (-end, end)
     form = Form(
         kernel, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result, PYTHON_NUMBERS,
-        within, checks.SINGULAR,
+        within, checks.QPARAM,
     )  # fmt: skip
     return result, names, fast_path(kind, form)
 
@@ -914,7 +914,7 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     if _narrow(result, dtype):
         kernel, kinds, within = "dequantize_promoted", dtypes.CODES, dtypes.BOUNDS[dtype]
     form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
-                checks.PLURAL)  # fmt: skip
+                checks.QPARAMS)  # fmt: skip
     return *found, result, fast_path(kind, form)
 
 
@@ -939,7 +939,7 @@ def _promoting(
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         form = Form("dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result,
-                    dtypes.CODES, (-_SMALL, _SMALL), checks.PLURAL, data=data)  # fmt: skip
+                    dtypes.CODES, (-_SMALL, _SMALL), checks.QPARAMS, data=data)  # fmt: skip
         at_once = fast_path(kind, form)
     return *found, result, at_once
 
@@ -1006,7 +1006,7 @@ def _quantize_rows(
     if done is not None:
         return done[0]
     s, z = checks.kept_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, checks.PLURAL, (scales, zero_points))
+    y = checks.output(out, x, target, checks.QPARAMS, (scales, zero_points))
     lib = backend.of(x)
     if divide:
         kernel, z = getattr(lib, _by_division(target)), checks.large_as_floats(z, s, x)
@@ -1057,7 +1057,7 @@ def _dequantize_rows(
         s, z = found
     else:
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
-    y = checks.output(out, q, result, checks.PLURAL, (scales, zero_points), data)
+    y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points), data)
     lib = backend.of(q)
     in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
     kernel = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted

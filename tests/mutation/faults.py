@@ -297,9 +297,9 @@ FAULTS = (
           tests("out", "out_over_what_is_converted")),
     Fault("ops/quantize.py",
           "    s, z = checks.code_qparams(scales, zero_points, shapes, x)\n"
-          "    y = checks.output(out, x, target, checks.PLURAL, (scales, zero_points))\n",
+          "    y = checks.output(out, x, target, checks.QPARAMS, (scales, zero_points))\n",
           "    s, z = checks.code_qparams(scales, zero_points, shapes, x)\n"
-          "    y = checks.output(out, x, target, checks.PLURAL, (s, z))\n",
+          "    y = checks.output(out, x, target, checks.QPARAMS, (s, z))\n",
           "an out over qparams that are converted",
           tests("out", "out_over_what_is_converted")),
     Fault("checks/arrays.py",
