@@ -1205,5 +1205,5 @@ FAULTS = (
           "elif checks.outside(z, -dtypes.EXACT64, dtypes.EXACT64) < 0:",
           "else:",
           "differences of integers that no float64 holds",
-          tests("ops", "differences_that_no_float64_holds[int8-float32]")),
+          tests("ops", "differences_that_no_float64_holds[int8-float16]")),
 )  # fmt: skip
