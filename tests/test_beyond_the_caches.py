@@ -6,7 +6,10 @@ import pytest
 
 import npquant as nq
 from cases import assert_same
+from npquant.cpu.extremes import Extremes
 from npquant.cpu.memory import AHEAD, FAR, FETCHED, FETCHED_FAR
+from npquant.layout import Granularity
+from npquant.primitives import key
 
 #: Rows of an array; two of them are small enough to be done without.
 ROWS = 6
@@ -103,11 +106,12 @@ def test_adaround_codes():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_extremes_are_found_wherever_they_are(dtype):
-    x = np.zeros(FAR + 3 * FETCHED + 5, dtype)
+@pytest.mark.parametrize("fetched", [True, False])
+def test_extremes_are_found_wherever_they_are(fetched, dtype):
+    """By a processor for which what comes next is fetched, and by another."""
+    find, x = Extremes(key, key, fetched), np.zeros(FAR + 3 * FETCHED + 5, dtype)
     edges = (0, FETCHED_FAR, FETCHED, AHEAD, 1 << 14, 1 << 16, FAR, x.size - 1)
     for at in sorted({min(max(e + d, 0), x.size - 1) for e in edges for d in (-1, 0, 1)}):
         x[at], x[-1 - at] = -100, 155
-        scale, zero_point = nq.choose_qparams(x, *INT8[:2], 1e-6, np.int8)
-        assert (scale.item(), zero_point.item()) == (1, -28), at
+        assert find(Granularity(1, x.size, None), x) == (-100, 155), at
         x[at] = x[-1 - at] = 0

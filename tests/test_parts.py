@@ -289,20 +289,41 @@ INTELS = {
 }
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="nobody else has vectors so long")
+def compiled_for(name, features, code, place):
+    """What a program prints that compiles for another processor, and runs nothing of it."""
+    env = {
+        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(place),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                         env=os.environ | env)  # fmt: skip
+    return run.stdout
+
+
+of_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="nobody else has them")
+
+
+@of_x86
 @pytest.mark.parametrize("name", INTELS)
 def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
-    """Compiled for another processor, and not run."""
     features, longest = INTELS[name]
     code = """if True:
         from test_parts import FLOAT64, Kernel, _in_vectors
         kernel = Kernel(_in_vectors, "fourth_powers", lambda: (FLOAT64, FLOAT64))
         print(kernel._code[()].library.get_asm_str())
     """
-    env = {
-        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }  # fmt: skip
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
-                         env=os.environ | env)  # fmt: skip
-    assert max(re.findall(r"vmulpd\s.*([xyz]mm)", run.stdout)) == longest
+    text = compiled_for(name, features, code, tmp_path)
+    assert max(re.findall(r"vmulpd\s.*([xyz]mm)", text)) == longest
+
+
+@of_x86
+@pytest.mark.parametrize(("name", "fetches"), [("haswell", True), ("znver3", False)])
+def test_where_what_is_only_read_is_fetched(name, fetches, tmp_path):
+    code = """if True:
+        from test_parts import np
+        from npquant.cpu.extremes import minmax
+        key = np.dtype(np.float32), np.dtype(np.int32)
+        print(minmax._runs._code[key].library.get_llvm_str())
+    """
+    text = compiled_for(name, "+avx2,+fma", code, tmp_path)
+    assert ("call void @llvm.prefetch" in text) == fetches

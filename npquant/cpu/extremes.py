@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import AHEAD, FAR, FETCHED, Borrowed, fetch, from_line
+from npquant.cpu.memory import AHEAD, FAR, FETCHED, FETCHED_TO_READ, Borrowed, fetch, from_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.strided import key as key_of
@@ -31,14 +31,16 @@ WIDE = 1024
 MANY = 1 << 15
 
 
-def _run(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any]:
+def _run(
+    low: Callable[..., Any], high: Callable[..., Any], fetched: bool = FETCHED_TO_READ
+) -> Callable[..., Any]:
     """The keys after a run of `n` more elements."""
 
     def run(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
         end = begin + n
         while begin < end:
             m = end - begin
-            if x.size >= FAR:
+            if fetched and x.size >= FAR:
                 m = min(m, FETCHED)
                 fetch(x, begin + AHEAD, m)
             base = np.uintp(begin)
@@ -57,10 +59,14 @@ class Extremes:
     ----------
     low, high : callable
         ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
+    fetched : bool
+        Whether what comes next of an array beyond the caches is.
     """
 
-    def __init__(self, low: Callable[..., Any], high: Callable[..., Any]) -> None:
-        run_on = _run(low, high)
+    def __init__(
+        self, low: Callable[..., Any], high: Callable[..., Any], fetched: bool = FETCHED_TO_READ
+    ) -> None:
+        run_on = _run(low, high, fetched)
 
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,

@@ -767,7 +767,7 @@ FAULTS = (
           "            begin += m\n        return lo, hi",
           "            break\n        return lo, hi",
           "extremes of what is fetched first",
-          tests("beyond_the_caches", "extremes_are_found_wherever_they_are[float32]")),
+          tests("beyond_the_caches", "extremes_are_found_wherever_they_are[True-float32]")),
     Fault("ops/fast_path.py",
           "w = v if y is x else y.transpose(order)",
           "w = y.transpose(order[::-1])",
