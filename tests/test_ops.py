@@ -17,10 +17,12 @@ import npquant as nq
 import oracle
 from calls import CALLS, PARAMETERS, arguments, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
-from npquant.cpu import dynamic, learnable_gradients_per_channel
+from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
+from npquant.cpu.extremes import EVEN, FOLDED, SHORT, folds, minmax
+from npquant.cpu.qparams import ROWS, TOGETHER
 from npquant.cpu.target import GRAIN
 from npquant.formulas import quantize as formulas
-from npquant.layout import per_channel
+from npquant.layout import per_channel, per_token
 
 F16, BF16, F32, F64 = FLOATS
 #: Those first that a default run pairs with everything.
@@ -978,6 +980,35 @@ def test_extremes_of_columns_in_any_tile(place):
         x[place] = sign * 100
         columns = np.stack([x, x / 2, np.roll(x, 1)], axis=1)
         agree("choose_qparams_per_token_asymmetric", columns.T, np.int8)
+
+
+@pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_extremes_of_rows_that_are_folded(dtype, find):
+    """The extremes, a NaN and an infinity in every place of a row; and rows that are too long."""
+    for inner in range(EVEN, SHORT // dtype.itemsize + 2 * EVEN, EVEN):
+        assert folds(inner, dtype.itemsize) == (inner * dtype.itemsize <= SHORT)
+        rows, odd = 4 * FOLDED // EVEN + 3 * inner, np.array([np.nan, np.inf, -np.inf], dtype)
+        x = np.random.default_rng(inner).normal(0, 9, (rows, inner)).astype(dtype)
+        wide, row = x.astype(F64), np.arange(rows - 3 * inner, rows)
+        x[row, row % inner] = odd[np.arange(3 * inner) // inner]
+        if find is minmax:
+            wide[row, row % inner] = x[row, row % inner]
+        else:  # what is not finite is not seen
+            wide[row, row % inner] = wide[row, (row + 1) % inner]
+        least, greatest = find(per_token(x.shape), x)
+        assert_same(least, wide.min(1).astype(dtype), inner)
+        assert_same(greatest, wide.max(1).astype(dtype), inner)
+
+
+@pytest.mark.parametrize("op", ["choose_qparams_per_token", "choose_qparams_per_token_asymmetric"])
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_choose_qparams_of_many_rows(dtype, op):
+    """Folded or not, of which some wait together: in one call, and in several."""
+    for inner in (1, 2, 16, 24, SHORT // dtype.itemsize, SHORT // dtype.itemsize + EVEN):
+        for rows in (2, ROWS, ROWS + 1, TOGETHER // inner + 1):
+            x = np.random.default_rng(rows).normal(0, 9, (rows, inner)).astype(dtype)
+            agree(op, x, np.int8, note=x.shape)
 
 
 # --- beyond int64 -----------------------------------------------------------------------------

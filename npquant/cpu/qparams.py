@@ -10,8 +10,9 @@ from numba import types
 
 from npquant.cpu import extremes
 from npquant.cpu.checks import one_reversed
-from npquant.cpu.extremes import extremes_of
+from npquant.cpu.extremes import extremes_of, ranges
 from npquant.cpu.lowered import called
+from npquant.cpu.memory import local
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
 from npquant.dtypes import float32
@@ -25,6 +26,8 @@ Array = np.ndarray[Any, Any]
 #: Up to so many elements, one compiled call that goes from channel to channel is faster than
 #: several that go along the memory: always, and where runs are of `RUN` elements. (Measured.)
 ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
+#: Rows at most whose ranges wait on the stack.
+ROWS = 512
 
 
 @called
@@ -79,7 +82,7 @@ class Choose:
             middle: Any, scale: Any, zero_point: Any,
         ) -> None:  # fmt: skip
             s, z = item(scale), item(zero_point)
-            for c in range(begin, end):
+            for c in range(np.uintp(begin), np.uintp(end)):
                 chosen = formula(least[c], greatest[c], lo, hi, eps, middle, s)
                 scale[c] = like(chosen[0], s)
                 zero_point[c] = like(chosen[1], z)
@@ -109,10 +112,46 @@ class Choose:
                 scale[c] = like(chosen[0], s)
                 zero_point[c] = like(chosen[1], z)
 
-        name = formula.__name__
+        def rows_by(ranges: Callable[..., Any]) -> Callable[..., Any]:
+            def some_rows(
+                begin: Any, end: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any,
+                scale: Any, zero_point: Any,
+            ) -> None:  # fmt: skip
+                """The same of rows that follow one another, ROWS of them at most."""
+                s, z = item(scale), item(zero_point)
+                least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
+                ranges(x, begin * inner, end - begin, inner, least, greatest)
+                base = np.uintp(begin)
+                for k in range(np.uintp(end - begin)):
+                    chosen = formula(least[k], greatest[k], lo, hi, eps, middle, s)
+                    scale[base + k] = like(chosen[0], s)
+                    zero_point[base + k] = like(chosen[1], z)
+
+            return called(some_rows)  # type: ignore[no-any-return]
+
+        def however_many(some_rows: Callable[..., Any]) -> Callable[..., Any]:
+            def of_rows(
+                rows: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
+                zero_point: Any,
+            ) -> None:  # fmt: skip
+                for begin in range(0, rows, ROWS):
+                    end = min(begin + ROWS, rows)
+                    some_rows(begin, end, inner, x, lo, hi, eps, middle, scale, zero_point)
+
+            return of_rows
+
+        self.name = name = formula.__name__
         self._kernel = Kernel(channels, name, _signature)
         self.in_order = compiled(renamed(in_order, f"{name}_in_order"), lambda k: _signature(*k))
         self.of_data = compiled(renamed(of_data, f"{name}_of_data"), _of_data_signature)
+        #: Of rows, by whether they are folded: for kernels that do more, and of `few` elements.
+        self.some_rows = {short: rows_by(ranges[short]) for short in ranges}
+        self.of_rows = {
+            short: compiled(
+                renamed(however_many(some_rows), f"{name}_of_rows_{short}"), _of_data_signature
+            )
+            for short, some_rows in self.some_rows.items()
+        }
 
     def __call__(
         self, least: Array, greatest: Array, bounds: tuple[int, int], eps: float, middle: int,

@@ -16,6 +16,7 @@ import numpy as np
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu import dynamic
+from npquant.cpu.extremes import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST
 from npquant.cpu.qparams import TOGETHER, few
@@ -402,8 +403,11 @@ def fast_choice(
     n = prod(shape)
     if kind is not np.ndarray or not few(granularity, n):
         return no_fast_path
-    compiled, key = getattr(cpu, kernel).of_data, (dtype, precision, *kinds)
     channels, inner, _ = granularity
+    choose, key = getattr(cpu, kernel), (dtype, precision, *kinds)
+    compiled = choose.of_data
+    if 1 < channels == n // inner:
+        compiled = choose.of_rows[folds(inner, dtype.itemsize)]
     (lo, hi), (scales, zero_points) = bounds, kinds
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
@@ -448,7 +452,8 @@ def fast_dynamic(
         or not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize)
     ):
         return no_fast_path
-    run, key = getattr(dynamic, kernel), (dtype, *kinds, dtypes.compute(dtype).name, target)
+    run = getattr(dynamic, kernel)[folds(inner, dtype.itemsize)]
+    key = dtype, *kinds, dtypes.compute(dtype).name, target
     large, rows, grain = n * run.work >= PARALLEL_FROM, n // inner, max(1, GRAIN // inner)
     (bottom, top), (lo, hi, nan), (scales, zero_points) = bounds, map(float, constants), kinds
     within = float(-checks.MOST), float(checks.MOST)

@@ -29,6 +29,8 @@ TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
 EACH_STEP = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
 FLOAT8 = tests("ops", "float8_of_every_length")
+MANY_ROWS = tests("ops", "choose_qparams_of_many_rows[float32-choose_qparams_per_token]")
+FOLDS = tests("ops", "extremes_of_rows_that_are_folded[float32-all]")
 DIVIDE = tests("ops", "quantize_per_tensor_by_division[float32-float8_e4m3fn]", "division")
 FAKE = tests("ops", "fake_quantize_per_tensor[float32]", "fake_quantize_per_tensor[float64]")
 FAKE_CHANNEL = tests("ops", "fake_quantize_per_channel")
@@ -1206,4 +1208,20 @@ FAULTS = (
           "else:",
           "differences of integers that no float64 holds",
           tests("ops", "differences_that_no_float64_holds[int8-float16]")),
+    Fault("cpu/extremes.py",
+          "least[i + one]), min(least[i + two], least[i + three])",
+          "least[i + one]), min(least[i + two], least[i + two])",
+          "one of four neighbours left out", FOLDS),
+    Fault("cpu/extremes.py",
+          "range(row * left + 1, (row + 1) * left)",
+          "range(row * left + 1, (row + 1) * left - 1)",
+          "the last of what is left of a short row dropped", FOLDS),
+    Fault("cpu/extremes.py",
+          "inner * size <= SHORT and inner % EVEN == 0",
+          "inner * size <= SHORT and inner % 8 == 0",
+          "rows folded that are no multiple of 16", MANY_ROWS),
+    Fault("cpu/qparams.py",
+          "for begin in range(0, rows, ROWS):",
+          "for begin in range(0, rows, ROWS + 1):",
+          "a row between those that wait together", MANY_ROWS),
 )  # fmt: skip
