@@ -986,8 +986,8 @@ def test_extremes_of_columns_in_any_tile(place):
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_extremes_of_rows_that_are_folded(dtype, find):
     """The extremes, a NaN and an infinity in every place of a row; and rows that are too long."""
-    for inner in range(EVEN, SHORT // dtype.itemsize + 2 * EVEN, EVEN):
-        assert folds(inner, dtype.itemsize) == (inner * dtype.itemsize <= SHORT)
+    for inner in range(EVEN, SHORT + 2 * EVEN, EVEN):
+        assert folds(inner) == (inner <= SHORT)
         rows, odd = 4 * FOLDED // EVEN + 3 * inner, np.array([np.nan, np.inf, -np.inf], dtype)
         x = np.random.default_rng(inner).normal(0, 9, (rows, inner)).astype(dtype)
         wide, row = x.astype(F64), np.arange(rows - 3 * inner, rows)
@@ -1005,7 +1005,7 @@ def test_extremes_of_rows_that_are_folded(dtype, find):
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_choose_qparams_of_many_rows(dtype, op):
     """Folded or not, of which some wait together: in one call, and in several."""
-    for inner in (1, 2, 16, 24, SHORT // dtype.itemsize, SHORT // dtype.itemsize + EVEN):
+    for inner in (1, 2, 16, 24, SHORT, SHORT + EVEN):
         for rows in (2, ROWS, ROWS + 1, TOGETHER // inner + 1):
             x = np.random.default_rng(rows).normal(0, 9, (rows, inner)).astype(dtype)
             agree(op, x, np.int8, note=x.shape)
@@ -1170,7 +1170,7 @@ def rows_with_ties(count, length, dtype, symmetric):
 def test_quantize_per_token_dynamic(dtype, symmetric):
     """Rows that are done many together, one by one, or in two steps."""
     longest = dynamic.LONGEST // dtype.itemsize
-    short = 1, 2, 15, 16, 96, 97, 511, 513, 4096
+    short = 1, 2, 15, 16, 48, 64, 80, 96, 97, 511, 513, 4096
     for length in (*short, GRAIN - 1, GRAIN + 1, longest, longest + 1):
         count = max(2, min(GRAIN // length + 3, 500))
         x = rows_with_ties(count, length, dtype, symmetric)

@@ -43,34 +43,32 @@ class Dynamic:
     """
 
     def __init__(self, choice: Choose, quantize: Guessed) -> None:
-        def rows_by(run: Callable[..., Any], choose: Callable[..., Any]) -> Callable[..., Any]:
+        def kernel(run: Callable[..., Any], name: str, short: bool = False) -> Kernel:
+            choose = choice.some_rows[short]
+
             def rows(
                 begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
                 x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any, scale: Any,
                 zero_point: Any, y: Any,
             ) -> Any:  # fmt: skip
                 """Items (row); whether the first `look` qparams are `usual`, when all is done."""
-                some = max(1, min(GRAIN // inner, ROWS))
+                some, items = max(1, min(GRAIN // inner, ROWS)), 1 if short else inner
                 for first in range(begin, end, some):
                     stop = min(first + some, end)
                     choose(first, stop, inner, x, bottom, top, eps, 0, scale, zero_point)
-                    run(first * inner, stop * inner, 0, 0.0, 0.0, 0, channels, inner, x, scale,
+                    run(first * items, stop * items, 0, 0.0, 0.0, 0, channels, inner, x, scale,
                         zero_point, lo, hi, nan, y, None)  # fmt: skip
                 return usual(look, scale, zero_point, least, most)
 
-            return rows
-
-        def kernel(run: Callable[..., Any], short: bool, name: str) -> Kernel:
-            segment = rows_by(run, choice.some_rows[short])
-            return Kernel(segment, f"{choice.name}_{name}_{short}", _signature)
+            return Kernel(rows, f"{choice.name}_{name}", _signature)
 
         self.rows = {
-            short: Either(
+            False: Either(
                 lambda x, scale, zero_point, code, y: guessable(x, y, scale),
-                kernel(quantize.guess, short, "guessed_rows"),
-                kernel(quantize.rule, short, "rows"),
-            )
-            for short in choice.some_rows
+                kernel(quantize.guess, "guessed_rows"),
+                kernel(quantize.rule, "rows"),
+            ),
+            True: kernel(quantize.rule_of_blocks, "short_rows", short=True),
         }
 
 

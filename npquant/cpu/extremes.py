@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from npquant.cpu.lowered import called, inlined
+from npquant.cpu.lowered import called
 from npquant.cpu.memory import (
     AHEAD,
     FAR,
@@ -38,9 +38,9 @@ Array = np.ndarray[Any, Any]
 WIDE = 1024
 #: Extremes of tiles that are kept at a time, where channels lie side by side.
 MANY = 1 << 15
-#: Rows up to SHORT bytes, of a multiple of EVEN elements, are folded together, four times so
-#: many elements at a time. (Measured.)
-SHORT, EVEN, FOLDED = 256, 16, 512
+#: Rows up to SHORT elements, a multiple of EVEN, are folded together, four times FOLDED elements at
+#: a time. (Measured.)
+SHORT, EVEN, FOLDED = 64, 16, 512
 
 
 def _run(
@@ -64,40 +64,58 @@ def _run(
     return called(run)  # type: ignore[no-any-return]
 
 
-def folds(inner: int, size: int) -> bool:
-    """Whether rows of `inner` elements of `size` bytes are folded together."""
-    return inner * size <= SHORT and inner % EVEN == 0
+def folds(inner: int) -> bool:
+    """Whether rows of `inner` elements are folded together."""
+    return inner <= SHORT and inner % EVEN == 0
 
 
-def _fold(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any]:
-    """The keys of `rows` short rows from `first` on, into the beginning of `lo` and `hi`.
+@called
+def extremes_of(low: Any, high: Any, kind: Any) -> Any:
+    """The two values of the keys, of the type of `kind`."""
+    u, v = value(low, kind), value(high, kind)
+    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
+    return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
+
+
+def _folded(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any]:
+    """The ranges of short rows.
 
     Four neighbours at a time are compared in all rows, then four of what is left of them: a loop
     over a row alone would end before it is in its stride.
     """
 
-    def fold(x: Any, first: Any, rows: Any, inner: Any, lo: Any, hi: Any) -> None:
-        two, three, four = np.uintp(2), np.uintp(3), np.uintp(4)
-        least, greatest = local(FOLDED, low(x[first])), local(FOLDED, low(x[first]))
-        one, base, left = np.uintp(1), np.uintp(first), inner // EVEN
-        for k in range(np.uintp(rows * left * 4)):
-            i = base + four * k
-            p, q, r, s = x[i], x[i + one], x[i + two], x[i + three]
-            least[k] = min(min(low(p), low(q)), min(low(r), low(s)))
-            greatest[k] = max(max(high(p), high(q)), max(high(r), high(s)))
-        for k in range(np.uintp(rows * left)):
-            i = four * k
-            lo[k] = min(min(least[i], least[i + one]), min(least[i + two], least[i + three]))
-            hi[k] = max(
-                max(greatest[i], greatest[i + one]), max(greatest[i + two], greatest[i + three])
-            )
-        for row in range(rows if left > 1 else 0):
-            u, v = lo[row * left], hi[row * left]
-            for k in range(row * left + 1, (row + 1) * left):
-                u, v = min(u, lo[k]), max(v, hi[k])
-            lo[row], hi[row] = u, v
+    def folded(x: Any, row: Any, rows: Any, inner: Any, least: Any, greatest: Any, to: Any) -> None:
+        kind = low(x[0])
+        a, b, lo, hi = (
+            local(FOLDED, kind),
+            local(FOLDED, kind),
+            local(FOLDED, kind),
+            local(FOLDED, kind),
+        )
+        one, two, three, four = np.uintp(1), np.uintp(2), np.uintp(3), np.uintp(4)
+        left, some = inner // EVEN, 4 * FOLDED // inner
+        for begin in range(0, rows, some):
+            n = min(some, rows - begin)
+            base = np.uintp((row + begin) * inner)
+            for k in range(np.uintp(n * left * 4)):
+                i = base + four * k
+                p, q, r, s = x[i], x[i + one], x[i + two], x[i + three]
+                a[k] = min(min(low(p), low(q)), min(low(r), low(s)))
+                b[k] = max(max(high(p), high(q)), max(high(r), high(s)))
+            for k in range(np.uintp(n * left)):
+                i = four * k
+                lo[k] = min(min(a[i], a[i + one]), min(a[i + two], a[i + three]))
+                hi[k] = max(max(b[i], b[i + one]), max(b[i + two], b[i + three]))
+            for m in range(n if left > 1 else 0):
+                u, v = lo[m * left], hi[m * left]
+                for k in range(m * left + 1, (m + 1) * left):
+                    u, v = min(u, lo[k]), max(v, hi[k])
+                lo[m], hi[m] = u, v
+            base = np.uintp(to + begin)
+            for k in range(np.uintp(n)):
+                least[base + k], greatest[base + k] = extremes_of(lo[k], hi[k], item(x))
 
-    return inlined(fold)  # type: ignore[no-any-return]
+    return called(folded)  # type: ignore[no-any-return]
 
 
 class Extremes:
@@ -114,7 +132,7 @@ class Extremes:
     def __init__(
         self, low: Callable[..., Any], high: Callable[..., Any], fetched: bool = FETCHED_TO_READ
     ) -> None:
-        run_on, fold = _run(low, high, fetched), _fold(low, high)
+        run_on, folded = _run(low, high, fetched), _folded(low, high)
 
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
@@ -140,14 +158,8 @@ class Extremes:
                 greatest[c, tile] = hi
 
         def short(begin: Any, end: Any, inner: Any, x: Any, least: Any, greatest: Any) -> None:
-            """Tasks (row): the least and the greatest key of each, which is short."""
-            lo, hi = local(FOLDED, item(least)), local(FOLDED, item(least))
-            some = 4 * FOLDED // inner
-            for first in range(begin, end, some):
-                rows = min(some, end - first)
-                fold(x, first * inner, rows, inner, lo, hi)
-                for r in range(rows):
-                    least[first + r, 0], greatest[first + r, 0] = lo[r], hi[r]
+            """Tasks (row): the least and the greatest of each, which is short."""
+            folded(x, begin, end - begin, inner, least, greatest, begin)
 
         def beside(
             begin: Any, end: Any, run: Any, beside: Any, rows: Any, x: Any,
@@ -230,35 +242,42 @@ class Extremes:
         if isinstance(found, Layout) and found.inner == 1 and channels > 1:
             found = Spans(1, count, channels)
         flat = x if axes is None else x.transpose(axes)
-        if isinstance(found, Spans):
-            least, greatest = self._of_columns(found, flat, kind)
-        else:
-            shape = channels, -(-count // TILE)
-            least, greatest = np.empty(shape, kind), np.empty(shape, kind)
-            if found is not None and found.inner == count and folds(count, dtype.itemsize):
-                rows = count, flat.reshape(x.size), least, greatest
-                self._short(channels, x.size, rows, (key_of(flat), kind))
-            elif found is not None:
-                whole = *found, count, flat.reshape(x.size), least, greatest
-                self._runs(least.size, x.size, whole, (key_of(flat), kind))
-            elif (seen := by_view(granularity, x)) is not None:
-                view, memory = seen
-                self._apart(
-                    least.size, x.size, (view, count, memory, least, greatest), (dtype, kind)
-                )
-            else:
-                for layout, some, tiles, (part,) in channel_pieces(
-                    granularity, (x,), (), TILE, ordered=False
-                ):
-                    lo, hi = least[some, tiles], greatest[some, tiles]
-                    args = *layout, part.size // layout.channels, part, lo, hi
-                    self._runs(lo.size, part.size, args, (dtype, kind))
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
-        _of_tiles(channels, least.size, (least, greatest, lo, hi), (dtype, kind))
+        if isinstance(found, Layout) and found.inner == count and folds(count):
+            args = count, flat.reshape(x.size), lo, hi
+            self._short(channels, x.size, args, (key_of(flat), dtype))
+        else:
+            if isinstance(found, Spans):
+                least, greatest = self._of_columns(found, flat, kind)
+            else:
+                least, greatest = self._of_tiles(granularity, found, x, flat, kind)
+            _of_tiles(channels, least.size, (least, greatest, lo, hi), (dtype, kind))
         if order is not None:
             back = tuple(np.argsort(order))
             lo, hi = (turned(v, x.shape, back).reshape(-1) for v in (lo, hi))
         return lo, hi
+
+    def _of_tiles(
+        self, granularity: Granularity, found: Layout | None, x: Array, flat: Array, kind: Any
+    ) -> tuple[Array, Array]:
+        """The least and the greatest key of each tile of each channel."""
+        count, dtype = x.size // granularity.channels, x.dtype
+        shape = granularity.channels, -(-count // TILE)
+        least, greatest = np.empty(shape, kind), np.empty(shape, kind)
+        if found is not None:
+            whole = *found, count, flat.reshape(x.size), least, greatest
+            self._runs(least.size, x.size, whole, (key_of(flat), kind))
+        elif (seen := by_view(granularity, x)) is not None:
+            view, memory = seen
+            self._apart(least.size, x.size, (view, count, memory, least, greatest), (dtype, kind))
+        else:
+            for layout, some, tiles, (part,) in channel_pieces(
+                granularity, (x,), (), TILE, ordered=False
+            ):
+                lo, hi = least[some, tiles], greatest[some, tiles]
+                args = *layout, part.size // layout.channels, part, lo, hi
+                self._runs(lo.size, part.size, args, (dtype, kind))
+        return least, greatest
 
     def _of_columns(self, spans: Spans, x: Array, kind: Any) -> tuple[Array, Array]:
         """The least and the greatest key of each channel, where channels lie side by side."""
@@ -280,7 +299,7 @@ def _extremes_signature(dtype: Any, kind: Any) -> Types:
 
 
 def _short_signature(dtype: Any, kind: Any) -> Types:
-    return _extremes_signature(dtype, kind)[2:]
+    return types.intp, array_type(dtype), array_type(kind), array_type(kind)
 
 
 def _beside_signature(dtype: Any, kind: Any) -> Types:
@@ -300,14 +319,6 @@ minmax = Extremes(key, key)
 minmax_finite = Extremes(finite_key_above, finite_key_below)
 
 
-@called
-def extremes_of(low: Any, high: Any, kind: Any) -> Any:
-    """The two values of the keys, of the type of `kind`."""
-    u, v = value(low, kind), value(high, kind)
-    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
-    return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
-
-
 _run_of_keys = _run(key, key)
 
 
@@ -319,32 +330,17 @@ def range_of_run(x: Any, begin: Any, n: Any) -> Any:
     return extremes_of(low, high, v)
 
 
-_fold_keys = _fold(key, key)
-
-
 @called
-def ranges_of_rows(x: Any, first: Any, rows: Any, inner: Any, least: Any, greatest: Any) -> None:
-    """The least and the greatest element of each of `rows` rows from `first` on."""
-    for r in range(rows):
-        least[r], greatest[r] = range_of_run(x, first + r * inner, inner)
-
-
-@called
-def ranges_of_short_rows(
-    x: Any, first: Any, rows: Any, inner: Any, least: Any, greatest: Any
+def ranges_of_rows(
+    x: Any, row: Any, rows: Any, inner: Any, least: Any, greatest: Any, to: Any
 ) -> None:
-    """The same of rows that are folded together."""
-    lo, hi = local(FOLDED, key(item(x))), local(FOLDED, key(item(x)))
-    some = 4 * FOLDED // inner
-    for begin in range(0, rows, some):
-        m = min(some, rows - begin)
-        _fold_keys(x, first + begin * inner, m, inner, lo, hi)
-        for r in range(m):
-            least[begin + r], greatest[begin + r] = extremes_of(lo[r], hi[r], item(x))
+    """The least and the greatest element of `rows` rows from `row` on, from the place `to` on."""
+    for r in range(rows):
+        least[to + r], greatest[to + r] = range_of_run(x, (row + r) * inner, inner)
 
 
-#: Both, by whether rows are folded.
-ranges: Final = {False: ranges_of_rows, True: ranges_of_short_rows}
+#: The same, by whether rows are folded together.
+ranges: Final = {False: ranges_of_rows, True: _folded(key, key)}
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:

@@ -120,7 +120,7 @@ class Choose:
                 """The same of rows that follow one another, ROWS of them at most."""
                 s, z = item(scale), item(zero_point)
                 least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
-                ranges(x, begin * inner, end - begin, inner, least, greatest)
+                ranges(x, begin, end - begin, inner, least, greatest, 0)
                 base = np.uintp(begin)
                 for k in range(np.uintp(end - begin)):
                     chosen = formula(least[k], greatest[k], lo, hi, eps, middle, s)
@@ -204,7 +204,7 @@ class Move:
         def channels(
             begin: Any, end: Any, least: Any, greatest: Any, constant: Any, low: Any, high: Any
         ) -> None:
-            for c in range(begin, end):
+            for c in range(np.uintp(begin), np.uintp(end)):
                 low[c] = formula(low[c], least[c], constant)
                 high[c] = formula(high[c], greatest[c], constant)
 

@@ -407,7 +407,7 @@ def fast_choice(
     choose, key = getattr(cpu, kernel), (dtype, precision, *kinds)
     compiled = choose.of_data
     if 1 < channels == n // inner:
-        compiled = choose.of_rows[folds(inner, dtype.itemsize)]
+        compiled = choose.of_rows[folds(inner)]
     (lo, hi), (scales, zero_points) = bounds, kinds
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
@@ -452,7 +452,7 @@ def fast_dynamic(
         or not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize)
     ):
         return no_fast_path
-    run = getattr(dynamic, kernel)[folds(inner, dtype.itemsize)]
+    run = getattr(dynamic, kernel)[folds(inner)]
     key = dtype, *kinds, dtypes.compute(dtype).name, target
     large, rows, grain = n * run.work >= PARALLEL_FROM, n // inner, max(1, GRAIN // inner)
     (bottom, top), (lo, hi, nan), (scales, zero_points) = bounds, map(float, constants), kinds
