@@ -56,8 +56,9 @@ def change(weight, values, gram):
 @pytest.mark.parametrize("order", ["natural", "activation"])
 @pytest.mark.parametrize("block", [1, 7, 128])
 @pytest.mark.parametrize("layout", ["rows", "columns", "groups", "one"])
-def test_textbook(layout, block, order):
+def test_textbook(layout, block, order, monkeypatch):
     """A rounding error decides a code only next to a tie; there is none in these data."""
+    monkeypatch.setattr("npquant.gptq.ROWS", 4)  # some of these, then the rest
     weight, gram = problem()
     gram[:, 5] = gram[5] = 0  # a dead column
     rng = np.random.default_rng(1)
