@@ -574,6 +574,18 @@ def test_scales_are_put_into_order_part_by_part(name, monkeypatch):
             assert_same(got, whole, (most, order))
 
 
+@pytest.mark.parametrize("length", [3, 1000])
+def test_rows_in_reverse(length):
+    """What is read, and what is written, of an array too large to be copied at once."""
+    x = np.random.default_rng(5).normal(0, 9, (60_000 // length, length)).astype(np.float32)
+    args = 0.1, 3, -128, 127, np.int8
+    backward = npquant.quantize_per_tensor(x[:, ::-1].copy(), *args)
+    assert_same(npquant.quantize_per_tensor(x[:, ::-1], *args), backward)
+    out = np.empty(x.shape, np.int8)
+    npquant.quantize_per_tensor(x, *args, out=out[:, ::-1])
+    assert_same(out, backward)
+
+
 @pytest.mark.usefixtures("one_thread", "small_pieces")
 @pytest.mark.parametrize("name", WITH_OUT)
 def test_results_that_are_not_flat(name):

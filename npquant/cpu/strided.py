@@ -181,6 +181,10 @@ def _walk(
             for e in range(np.uintp(n)):
                 move(x, i + e, room, k + e)
             return
+        if step == -1:
+            for e in range(np.uintp(n)):
+                move(x, i - e, room, k + e)
+            return
         begin = 0
         if skips and step == 2:
             # What a block reads ends before the last one.
