@@ -171,6 +171,7 @@ LAYOUTS: dict[str, Make] = {
     "64 channels, strided": lambda n: replace(_channels("first", 64, n), order="strided"),
     "token": lambda n: per_token(*_rows(n)),
     "token, float64 scales": lambda n: per_token(*_rows(n), wide=True),
+    "tokens of 32": lambda n: per_token(max(1, n // 32), min(n, 32)),
     **{
         f"token, {order}": lambda n, order=order: per_token(*_split(*_rows(n), order), order=order)
         for order in ORDERS
