@@ -211,7 +211,7 @@ def _two(reference: Any, actual: Any) -> tuple[Array, Array]:
         for v, n in ((reference, "reference"), (actual, "actual"))
     )
     _alike(a, b)
-    return a, b
+    return (a, b) if a.ndim else (a.reshape(1), b.reshape(1))  # NumPy makes scalars of the others
 
 
 def _alike(a: Array, b: Array) -> None:

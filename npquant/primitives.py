@@ -219,12 +219,14 @@ def value(k: Any, other: Any) -> Any:
 
 
 def power_of_two(n: Any) -> Any:
-    """2**n in the type of `n`, an integral float whose power is a normal number.
+    """2**n in the type of `n`, an integral float whose power is a normal number; 0 of the next one.
 
     Of any other `n` the result is some number, and no error.
     """
-    kind = _KEYS[n.itemsize]
-    if not abs(n) < _BIAS[n.itemsize]:
+    kind, bias = _KEYS[n.itemsize], _BIAS[n.itemsize]
+    if n == -bias:
+        return type(n)(0)
+    if not -bias < n <= bias:
         return type(n)(np.nan)
     return np.ldexp(type(n)(1), kind(n))
 

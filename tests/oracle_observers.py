@@ -259,8 +259,8 @@ def divergences(sizes, levels):
             holds = p[span] > 0
             if holds.any():
                 q[span][holds] = inside[span].sum() / holds.sum()
-        p, q = p / p.sum(), q / q.sum()
-        with np.errstate(divide="ignore"):
-            terms = p[p > 0] * np.log(p[p > 0] / q[p > 0])
+        q[(p > 0) & (q == 0)] = 2.0**-1022
+        p, total = p / p.sum(), q.sum()
+        terms = p[p > 0] * (np.log(p[p > 0]) - np.log(q[p > 0]) + np.log(total))
         found[kept] = terms.sum()
     return found

@@ -33,6 +33,16 @@ def exact(a, b):
 RTOL = (64 + 6 + N // 4096 + 1 + 3) * 2.0**-53
 
 
+@pytest.mark.parametrize("v", [0.0, 1.0, 1e-160, 1e160])
+def test_one_number(v):
+    """An array without axes, of which NumPy makes scalars; and squares that leave float64."""
+    one, two = np.array(v), np.float64(2 * v)
+    assert mse(one, two) == v**2 if v < 1e150 else mse(one, two) == math.inf
+    assert sqnr(one, two) == 0 if v else math.isnan(sqnr(one, two))
+    assert sqnr(one, one) == math.inf if v else math.isnan(sqnr(one, one))
+    assert cosine(one, two) == 1 if v else math.isnan(cosine(one, two))
+
+
 @pytest.mark.parametrize(
     "dtype",
     [pytest.param(d, marks=[pytest.mark.full] * (d.itemsize == 2), id=d.name) for d in FLOATS],

@@ -312,15 +312,22 @@ def test_percentile(percentile, one_sided):
         low, high = observer._range()
         if qscheme.endswith("symmetric"):
             sizes = counts[128:] + counts[:128][::-1]
-            v = oracle.value_of_rank(sizes, edge[128:], x.size * (percentile / 100))
+            v = oracle.value_of_rank(sizes, edge[128:], x.size * percentile / 100)
             expected = -v, v
         else:
-            ranks = x.size * ((100 - percentile) / 100), x.size * (percentile / 100)
+            ranks = x.size * (100 - percentile) / 100, x.size * percentile / 100
             expected = [oracle.value_of_rank(counts, edge, rank) for rank in ranks]
         expected = np.clip(np.array(expected, np.float32), x.min(), x.max())
         assert_same(np.concatenate([low, high]), expected)
         if percentile == 100 and qscheme.endswith("affine"):
             assert (low[0], high[0]) == (x.min(), x.max())
+
+
+def test_a_rank_that_is_whole_is_not_rounded_up():
+    """As 100 * (55 / 100) would be: the values that follow lie far away."""
+    observer = PercentileObserver(55, dtype=np.int8, qscheme="per_tensor_symmetric")
+    observer(np.repeat(np.float32([0.01, 1.0]), [55, 45]))
+    assert observer._range()[1][0] < 0.02
 
 
 def test_percentile_is_that_of_the_data_within_a_bin():
@@ -406,6 +413,20 @@ def test_entropy(qscheme, one_sided):
     assert found[kept] <= min(found.values()) + 1e-12
     assert kept < max(found)
     assert low[0] == max(x.min(), -high[0])
+
+
+@pytest.mark.parametrize(("count", "clips"), [(20_000, False), (100_000, True)])
+def test_entropy_of_a_value_far_out(count, clips):
+    """It comes to a code that has nothing else, which costs much, but not infinitely much."""
+    x = rng(0).normal(size=count).astype(np.float32)
+    x[0] = 99.9
+    observer = EntropyObserver(1024, dtype=np.int8, qscheme="per_tensor_symmetric")
+    observer(x)
+    counts, exponent = oracle.doubling(x, 1024)
+    found = oracle.divergences(counts[512:] + counts[:512][::-1], 128)
+    kept = round(float(observer._range()[1][0]) / np.ldexp(1 / 512, exponent))
+    assert found[kept] <= min(found.values()) + 1e-12  # as above
+    assert (kept < max(found) / 2) == clips
 
 
 FAR_FROM_ZERO = {

@@ -5,6 +5,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from numba import njit
 
 import oracle
 from npquant import dtypes
@@ -85,6 +86,18 @@ def test_float8(kind, greatest):
     for nan, bits in ((math.nan, 0x7F), (-math.nan, 0xFF)):
         assert p.like(F32(nan), kind(0)).view(np.uint8) == bits
     assert same(p.like(F32(-0.0), kind(0)), kind(-0.0))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_power_of_two(kind):
+    """From the least normal number on; what is half of it is 0."""
+    least = np.finfo(kind).minexp
+    n = np.array([least - 1, least, -1, 0, 1, np.finfo(kind).maxexp - 1], kind)
+    expected = np.ldexp(kind(1), n.astype(np.int32))
+    expected[0] = 0
+    compiled = njit(lambda v: p.power_of_two(v))
+    for each in (p.power_of_two, compiled):
+        assert [each(v) for v in n] == expected.tolist()
 
 
 def test_items():

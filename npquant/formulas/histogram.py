@@ -181,7 +181,7 @@ def doubling_edge(width: Any, bins: Any, i: Any) -> Any:
 @formula
 def percentile_rank(total: Any, percentile: Any) -> Any:
     """How many of the values lie below the percentile."""
-    return np.float64(total) * (percentile / np.float64(100))
+    return np.float64(total) * percentile / np.float64(100)
 
 
 @formula
@@ -230,13 +230,18 @@ def plogp(count: Any) -> Any:
     return c * log(c) if c > np.float64(0) else c
 
 
+#: Stands for the 0 that Q has where only what is clipped lies.
+_NEXT_TO_NOTHING = np.float64(2.0**-1022)
+
+
 @formula
 def expanded(level: Any, kept: Any, filled: Any) -> Any:
     """A level's part of sum(p * log(q)), not yet divided by the totals.
 
     `level` is what it holds of P; its part of Q, `kept`, is spread over `filled` bins.
     """
-    return np.float64(level) * log(np.float64(kept) / np.float64(filled))
+    share = np.float64(kept) / np.float64(filled)
+    return np.float64(level) * log(share if share > np.float64(0) else _NEXT_TO_NOTHING)
 
 
 @formula

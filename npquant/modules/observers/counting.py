@@ -347,7 +347,7 @@ class EntropyObserver(_CountingObserver):
 
     For each number of bins of magnitudes, from one a code on, P is the histogram with what lies
     beyond in its last bin, and Q what remains of it with a code's worth of bins each: the same
-    for all that hold something. The range of least KL(P || Q) is chosen, of equals the widest,
+    for all that hold something. The range of least KL(P || Q) is chosen, of equal sums the widest,
     among those that clip nothing or keep at least half of the values, in more than one bin. A
     code's sign takes half of the codes, unless the scheme is affine and no value lies on the other
     side of zero.
@@ -403,8 +403,10 @@ class EntropyObserver(_CountingObserver):
     PyTorch has no such observer. The method is TensorRT's: Migacz, "8-bit Inference with TensorRT",
     GPU Technology Conference 2017, but for the condition on what is kept: a single bin loses
     nothing, and so the first one of data that lie apart from zero would be chosen. The bins are
-    divided among the codes as evenly as can be. It needs many values: of a few hundred, the shape
-    of the histogram says little. Infinities are left out, with a warning.
+    divided among the codes as evenly as can be. Where what lies beyond comes to a code that has
+    nothing else, Q is 0 and the divergence infinite: 2**-1022 of a value stands for it, or a single
+    one far out would decide the range. It needs many values: of a few hundred, the shape of the
+    histogram says little. Infinities are left out, with a warning.
 
     Examples
     --------
