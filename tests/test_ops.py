@@ -312,6 +312,28 @@ def test_quantize_per_token_rounds_each_step_to_two_bytes(dtype):
     agree("quantize_per_token", x, s, (z + 0.3).astype(dtype), -128, 127, np.int8)
 
 
+def test_bfloat16_of_every_length():
+    """Two are done at a time: of an odd number, from any place on, in rows and in groups."""
+    x = np.random.default_rng(3).normal(0, 9, (2, 200)).astype(BF16)
+    x[:, ::7] = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38, -3e38, 0.25, 0.75], BF16)[
+        np.arange(29) % 9
+    ]
+    s, z = np.array([0.25, 3.0], F32), np.array([5, -7], np.int32)
+    for length in range(1, 70):
+        for first in (0, 1):
+            part = x[0, first : first + length]
+            agree("fake_quantize_per_tensor_affine_cachemask", part, 0.25, 5, -8, 7, note=length)
+            rows = np.ascontiguousarray(x[:, first : first + length])
+            for op in ("fake_quantize_per_channel_affine_cachemask", "fake_quant_per_channel"):
+                agree(op, rows, s, z, 0, -8, 7, note=length)
+    groups = np.resize(x, (6, 96))
+    scale = np.random.default_rng(4).uniform(0.2, 2, (6, 6)).astype(F32)
+    agree("fake_quantize_learnable_per_channel_group_affine", groups, scale, scale, -8, 7, 16, 1.0)
+    out = groups.copy()
+    nq.fake_quantize_per_tensor_affine(out, 0.25, 5, -8, 7, out=out)
+    assert_same(out, nq.fake_quantize_per_tensor_affine(groups, 0.25, 5, -8, 7))
+
+
 @pytest.mark.parametrize("target", **named(cases.FLOAT8))
 def test_float8_of_every_length(target):
     """They are made so many at a time; of the rest no more is written than there is."""

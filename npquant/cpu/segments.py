@@ -31,6 +31,7 @@ from npquant.cpu.memory import (
     width,
     write_past,
 )
+from npquant.cpu.pairs import pairs_of
 from npquant.cpu.steps import STRIP, brought, in_steps
 from npquant.primitives import at, each, item, store
 
@@ -51,7 +52,7 @@ MADE = 2 * LONG
 
 def runs_of(parameters: Function, element: Function, past: bool) -> Function:
     """The loop of long runs, and whether it writes `past` the caches."""
-    stretch_past = stretch_of(element)
+    stretch_past, pairs = stretch_of(element), pairs_of(element)
 
     def runs(
         begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -86,10 +87,11 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
                 else:
                     value, _ = element(each(x, base), p, constants, y)  # for its type alone
                     room = float8.room(LONG, value)
-                    for k in range(np.uintp(m)):
-                        value, inside = element(each(x, base + k), p, constants, y)
-                        float8.hold(room, k, y, base + k, value)
-                        store(mask, base + k, inside)
+                    if not pairs(x, base, m, p, constants, y, mask):
+                        for k in range(np.uintp(m)):
+                            value, inside = element(each(x, base + k), p, constants, y)
+                            float8.hold(room, k, y, base + k, value)
+                            store(mask, base + k, inside)
                     float8.release(room, m, y, base)
                 begin += m
             skip = 0
@@ -147,6 +149,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
 
 def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
     """The loop of whole runs, whose length has no other `bits`, which the compiler sees."""
+    pairs = pairs_of(element)
 
     def blocks(
         begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -176,10 +179,11 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
                 base = (np.uintp(begin) + r) * length
                 if far:
                     fetch(x, base + np.uintp(AHEAD), length)
-                for k in range(length):
-                    value, inside = element(each(x, base + k), p, constants, y)
-                    store(y, base + k, value)
-                    store(mask, base + k, inside)
+                if not pairs(x, base, length, p, constants, y, mask):
+                    for k in range(length):
+                        value, inside = element(each(x, base + k), p, constants, y)
+                        store(y, base + k, value)
+                        store(mask, base + k, inside)
             begin += rows
             c = c + rows if c + rows < channels else 0
         return True

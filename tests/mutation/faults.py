@@ -29,6 +29,7 @@ TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
 EACH_STEP = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
 FLOAT8 = tests("ops", "float8_of_every_length")
+PAIRS = tests("ops", "bfloat16_of_every_length")
 MANY_ROWS = tests("ops", "choose_qparams_of_many_rows[float32-choose_qparams_per_token]")
 FOLDS = tests("ops", "extremes_of_rows_that_are_folded[float32-all]")
 DIVIDE = tests("ops", "quantize_per_tensor_by_division[float32-float8_e4m3fn]", "division")
@@ -1232,6 +1233,18 @@ FAULTS = (
           "for begin in range(0, rows, ROWS):",
           "for begin in range(0, rows, ROWS + 1):",
           "a row between those that wait together", MANY_ROWS),
+    Fault("cpu/pairs.py",
+          "put_pair(mask, i, (lower, upper))",
+          "put_pair(mask, i, (upper, lower))",
+          "masks of two that changed places", PAIRS),
+    Fault("cpu/pairs.py",
+          "if m % MANY != 0:",
+          "if m % MANY == 0:",
+          "the last of an odd number of bfloat16", PAIRS),
+    Fault("cpu/pairs.py",
+          "word.type(bits))\n        found",
+          "word.type(bits // 2))\n        found",
+          "the upper half of a word from its middle", PAIRS),
     Fault("formulas/histogram.py",
           "log(share if share > np.float64(0) else _NEXT_TO_NOTHING)",
           "log(share if share > np.float64(0) else np.float64(1))",
