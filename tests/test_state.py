@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import npquant as nq
 import npquant.autograd as ag
 import npquant.modules as npq
 from cases import assert_same
@@ -551,6 +552,59 @@ def test_attributes_that_cannot_be():
     refused(observer, vars(observer) | {"min_val": F32([1, 2])}, "min_val")
     for value in (np.nan, np.inf, 0):
         refused(observer, vars(observer) | {"eps": F32([value])}, "eps")
+
+
+@by_module
+def test_malformed_assignments(name):
+    """What is assigned is checked as what is loaded is: by its name, and nothing has changed."""
+    work = Work(name)
+    work.go_on(2)
+    module = work.module
+    before = pickle.dumps(module)
+    for key in (*module._names(), *module._modules):
+        held = getattr(module, key)
+        array = np.ones(1, F32) if key in module._modules else module._get(key)
+        for value in (*spoilt(key, array), nq.ArraySpec(array.shape, array.dtype)):
+            parameter = key in module._parameters
+            for given in (value, SimpleNamespace(value=value)) if parameter else (value,):
+                with pytest.raises((TypeError, ValueError), match=f"^{key} must"):
+                    setattr(module, key, given)
+        assert pickle.dumps(module) == before, key
+        setattr(module, key, held)
+        assert getattr(module, key) is held or key in module._buffers
+        assert pickle.dumps(module) == before, key
+
+
+def test_assignments_that_cannot_be():
+    """Shapes and values; of two arrays that belong together either may come first."""
+    fq, rows = FakeQuantize(MinMaxObserver, **SMALL), FakeQuantize(PerChannelMinMaxObserver)
+    observer, counting = MinMaxObserver(), PercentileObserver(bins=64, ch_axis=0)
+    learnable = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+    for module, key, value in (
+        (fq, "scale", F32([-1])), (fq, "scale", F32([1, 2])), (rows, "scale", F32([1, 0])),
+        (rows, "zero_point", np.int32([[1]])), (fq, "fake_quant_enabled", np.uint8([2])),
+        (fq, "observer_enabled", np.uint8(1)), (observer, "eps", F32([0])),
+        (observer, "min_val", F32([1])), (counting, "histogram", np.zeros((2, 63), np.int64)),
+        (HistogramObserver(bins=64), "histogram", np.zeros(63, F32)),
+        (learnable, "scale", ag.Parameter(np.ones(2, F32))), (learnable, "eps", F32([np.nan])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^{key} must"):
+            setattr(module, key, value)
+    given = np.full(2, 0.5, F32)
+    rows.scale, rows.zero_point = given, np.zeros(2, np.int32)
+    given[0] = -1
+    assert rows.scale.tolist() == [0.5, 0.5]
+    observer.min_val, observer.max_val = F32(-1), np.array(2, F32)
+    assert observer.calculate_qparams()[0] == F32(3) / F32(255)
+    for module, key, value, message in (
+        (fq, "zero_point", np.int32([8]), r"\['zero_point'\] must lie within -8..7"),
+        (rows, "scale", F32([1, 2, 3]), r"\['zero_point'\] must have the shape \(3,\), got \(2,\)"),
+        (observer, "min_val", F32(3), r"\['min_val'\] must not exceed max_val"),
+    ):
+        module.state_dict()
+        setattr(module, key, value)
+        with pytest.raises(ValueError, match=message):
+            module.state_dict()
 
 
 @by_optimizer

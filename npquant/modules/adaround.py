@@ -14,7 +14,7 @@ from npquant.arithmetic import beside, copy, kind, on_host, reshape
 from npquant.autograd import Parameter
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantize
-from npquant.modules.module import Array, value_of
+from npquant.modules.module import Array, key_of, value_of
 from npquant.modules.observers import PER_CHANNEL, PER_TENSOR, MinMaxObserver
 from npquant.modules.observers import PerChannelMinMaxObserver as PerChannel
 
@@ -284,7 +284,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         if scales != needed:
             where = ", ".join(f"{k}={v}" for k, v in self._where().items()) or "one tensor"
             raise ValueError(
-                f"state_dict[{prefix + 'V'!r}] must have the channels of scale, {scales} by "
+                f"{key_of(prefix, 'V')} must have the channels of scale, {scales} by "
                 f"{where}, got the shape {shape}"
             )
 

@@ -12,7 +12,7 @@ from npquant import backend, checks, dtypes
 from npquant.arithmetic import astype, beside, copy, empty, kind
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Module, check_shape, value_of
+from npquant.modules.module import Array, Module, check_shape, key_of, value_of
 from npquant.modules.observers import (
     FLOAT_QPARAMS,
     PER_TENSOR,
@@ -150,24 +150,14 @@ class FakeQuantizeBase(Module):
                 )
         return scale, zero_point
 
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        if name in self._switches:
+            check_shape(key, array, (1,))
+            if array[0] not in (0, 1):
+                raise ValueError(f"{key} must be 0 or 1, got {show(array)}")
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        for name in self._switches:
-            check_shape(prefix + name, state[name], ((1,),))
-            if state[name][0] not in (0, 1):
-                raise ValueError(
-                    f"state_dict[{prefix + name!r}] must be 0 or 1, got {show(state[name])}"
-                )
-
-    def _check_shapes(self, prefix: str, state: Mapping[str, Array], count: int | None) -> None:
-        """Scale and zero point have one shape; `count` is their number, if that is fixed."""
-        size = state["scale"].size if count is None else count
-        for name in ("scale", "zero_point"):
-            check_shape(prefix + name, state[name], ((size,),))
-
-    def _check_positive(self, key: str, array: Array) -> None:
-        """What was made of an observed NaN is NaN, and may be saved and loaded."""
-        if (array <= 0).any():
-            raise ValueError(f"state_dict[{key!r}] must be positive, got {show(array)}")
+        """Switches do not depend on each other."""
 
     def _bounds_repr(self) -> str:
         return (
@@ -273,7 +263,7 @@ class FakeQuantize(FakeQuantizeBase):
         qparams = self._seen(x)
         if qparams is not None:
             zero_point = astype(qparams[1], kind(self.zero_point)[1])
-            self.scale, self.zero_point = qparams[0], zero_point
+            self.__dict__.update(scale=qparams[0], zero_point=zero_point)
 
     def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
         data = value_of(x)
@@ -295,15 +285,21 @@ class FakeQuantize(FakeQuantizeBase):
         """
         return self.activation_post_process.calculate_qparams()
 
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        super()._check_array(key, name, array)
+        if name in ("scale", "zero_point"):
+            check_shape(key, array, (array.size if self.is_per_channel else 1,))
+        # What was made of an observed NaN is NaN, and may be saved and loaded.
+        if name == "scale" and (array <= 0).any():
+            raise ValueError(f"{key} must be positive, got {show(array)}")
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        super()._check_state(prefix, state)
-        self._check_shapes(prefix, state, None if self.is_per_channel else 1)
-        self._check_positive(prefix + "scale", state["scale"])
+        check_shape(key_of(prefix, "zero_point"), state["zero_point"], state["scale"].shape)
         if self.qscheme != FLOAT_QPARAMS:
             z = state["zero_point"][np.isfinite(state["scale"])]
             if not ((z >= self.quant_min) & (z <= self.quant_max)).all():
                 raise ValueError(
-                    f"state_dict[{prefix + 'zero_point'!r}] must lie within "
+                    f"{key_of(prefix, 'zero_point')} must lie within "
                     f"{self.quant_min}..{self.quant_max}, got {show(state['zero_point'])}"
                 )
 
@@ -393,8 +389,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if self.qscheme == FLOAT_QPARAMS:
             raise ValueError(f"qscheme must have integer zero points, got {self.qscheme!r}")
         self.is_symmetric_quant = self.qscheme.endswith("_symmetric")
-        for name in self._switches:
-            setattr(self, name, np.ones(1, np.int64))
+        self.__dict__.update({name: np.ones(1, np.int64) for name in self._switches})
 
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Observe and fake quantize, as the switches say."""
@@ -416,7 +411,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if observing:
             seen._set_range(low, high)
         if enabled:
-            self.scale, self.zero_point = scale, zero_point
+            self.__dict__.update(scale=scale, zero_point=zero_point)
         return y
 
     def _state_for(self, x: Array) -> tuple[Array, Array, Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantizeBase
-from npquant.modules.module import Array, check_eps, value_of
+from npquant.modules.module import Array, check_eps, check_shape, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 
@@ -440,11 +440,12 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     # --- state and looks ----------------------------------------------------------------------
 
-    def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        super()._check_state(prefix, state)
-        # Optimizers move scales and zero points freely.
-        self._check_shapes(prefix, state, math.prod(kind(self.scale.value)[0]))
-        check_eps(prefix, state)
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        super()._check_array(key, name, array)
+        if name in self._parameters:  # whose values optimizers move freely
+            check_shape(key, array, (math.prod(kind(self.scale.value)[0]),))
+        if name == "eps":
+            check_eps(key, array)
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""

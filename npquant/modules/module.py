@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npquant.arithmetic import is_array, kind, on_host
+from npquant.arithmetic import kind, on_host
 from npquant.autograd import Parameter, call
+from npquant.checks import on_device
 from npquant.dtypes import REALS, names
 from npquant.errors import show
 from npquant.state import remade, seen, takes_state
@@ -28,7 +29,8 @@ class Module:
 
     A subclass lists the names of its state in `_parameters`, `_buffers` and `_modules`; the state
     itself is plain attributes. A buffer is an array. A parameter is an object whose attribute
-    `value` is an array. Both arrays are replaced, never written to, unless a subclass says so.
+    `value` is an array. Both arrays are replaced, never written to, unless a subclass says so. What
+    is assigned once there is such an attribute is checked, as far as it can be wrong by itself.
 
     `forward(call, x)` does each step as ``call(f, *args)``, so that a caller can watch the steps:
     ``tape.apply(module, x)`` does. Calling the module itself is `npquant.autograd.call`. What
@@ -65,6 +67,29 @@ class Module:
 
     # --- state --------------------------------------------------------------------------------
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check what becomes part of the state. What modules compute goes past, by `__dict__`."""
+        super().__setattr__(name, self._checked(name, value) if hasattr(self, name) else value)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """What an attribute is to be: a copy, if that is an array of NumPy."""
+        if name in self._modules:
+            _check_module(name, value)
+        if name not in self._names():
+            return value
+        given = np.asarray(value) if isinstance(value, np.generic) else value
+        if name in self._parameters:
+            if not hasattr(value, "value"):
+                raise TypeError(
+                    f"{name} must have an array as its value, as a Parameter has, got {seen(value)}"
+                )
+            given = value.value
+        if on_device(given):  # looked at when it is saved: to bring it here takes a while
+            return value
+        array = _copied(name, given, self._dtypes(name))
+        self._check_array(name, name, array)
+        return array if isinstance(given, np.ndarray) and name in self._buffers else value
+
     def state_dict(self) -> dict[str, Array]:
         """Copy the state.
 
@@ -72,8 +97,18 @@ class Module:
         -------
         dict of str to ndarray
             Parameters, buffers and then the state of child modules, under PyTorch's keys.
+
+        Raises
+        ------
+        ValueError
+            If `load_state_dict` would not take it: of what was assigned, one contradicts another.
         """
-        return {key: on_host(module._get(name)) for key, module, name in self._state("")}
+        state: dict[str, Array] = {}
+        for prefix, module in self._walk(""):
+            arrays = {name: on_host(module._get(name)) for name in module._names()}
+            module._check(prefix, arrays)
+            state.update({prefix + name: array for name, array in arrays.items()})
+        return state
 
     @takes_state
     def load_state_dict(self, state_dict: Mapping[str, Array]) -> None:
@@ -102,21 +137,30 @@ class Module:
         copies: dict[str, Array] = {}
         for prefix, module in self._walk(""):
             arrays = {
-                name: _copied(prefix + name, state_dict[prefix + name], module._dtypes(name))
+                name: _copied(key_of(prefix, name), state_dict[prefix + name], module._dtypes(name))
                 for name in module._names()
             }
-            module._check_state(prefix, arrays)
+            module._check(prefix, arrays)
             copies.update({prefix + name: array for name, array in arrays.items()})
         for key, (module, name) in places.items():
             module._set(name, copies[key])
 
+    def _check(self, prefix: str, state: Mapping[str, Array]) -> None:
+        """Raise a ValueError unless this module can have such state; dtypes are right already."""
+        for name, array in state.items():
+            self._check_array(key_of(prefix, name), name, array)
+        self._check_state(prefix, state)
+
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        """Raise a ValueError if an array, `key` in its message, is wrong beside any others."""
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        """Raise a ValueError unless this module can have such state; dtypes are right already.
+        """Raise a ValueError if arrays, each of them right by itself, are not so together.
 
         A subclass whose arrays change their shape says here which ones they may have.
         """
         for name, array in state.items():
-            check_shape(prefix + name, array, (kind(self._get(name))[0],))
+            check_shape(key_of(prefix, name), array, kind(self._get(name))[0])
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
         """The dtypes that a parameter or buffer may have."""
@@ -134,7 +178,7 @@ class Module:
         if name in self._parameters:
             getattr(self, name).value = array
         else:
-            setattr(self, name, array)
+            self.__dict__[name] = array
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
         yield prefix, self
@@ -155,16 +199,11 @@ class Module:
         """Take what a saved instance or a copy holds, if this class can have such state."""
         module = remade(self, state)
         for name in module._modules:
-            child = getattr(module, name)
-            if not isinstance(child, Module):
-                raise ValueError(f"{name} must be a Module, got {seen(child)}")
-        arrays = {}
-        for name in module._names():
-            array = module._get(name)
-            if not is_array(array):
-                raise ValueError(f"{name} must be an array, got {seen(array)}")
-            arrays[name] = _copied(name, on_host(array), REALS)
-        module._check_state("", arrays)
+            _check_module(name, getattr(module, name))
+        arrays = {
+            name: _copied(name, _hosted(module._get(name)), REALS) for name in module._names()
+        }
+        module._check("", arrays)
         self.__dict__.update(state)
         for name in self._buffers:  # a memory map becomes the array that kernels know
             if isinstance(a := self._get(name), np.ndarray) and type(a) is not np.ndarray:
@@ -186,29 +225,39 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
+def key_of(prefix: str, name: str) -> str:
+    """How a message calls what is loaded."""
+    return f"state_dict[{prefix + name!r}]"
+
+
+def _check_module(name: str, value: Any) -> None:
+    if not isinstance(value, Module):
+        raise TypeError(f"{name} must be a Module, got {seen(value)}")
+
+
+def _hosted(value: Any) -> Any:
+    """What is on a GPU as an array of NumPy, and anything else as it is."""
+    return on_host(value) if on_device(value) else value
+
+
 def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]]) -> Array:
     """A plain copy of an array, memory maps included; nothing that its class defines is called."""
     if not isinstance(value, np.ndarray) or isinstance(value, (np.ma.MaskedArray, np.matrix)):
-        raise ValueError(f"state_dict[{key!r}] must be a NumPy array, got {seen(value)}")
+        raise TypeError(f"{key} must be a NumPy array, got {seen(value)}")
     array = np.array(value, order="C")
     if array.dtype not in dtypes:
         several = "a dtype among" if len(dtypes) > 1 else "the dtype"
-        raise ValueError(
-            f"state_dict[{key!r}] must have {several} {names(dtypes)}, got {array.dtype}"
-        )
+        raise TypeError(f"{key} must have {several} {names(dtypes)}, got {array.dtype}")
     return array
 
 
-def check_shape(key: str, array: Array, shapes: tuple[tuple[int, ...], ...]) -> None:
-    if array.shape not in shapes:
-        allowed = " or ".join(map(str, shapes))
-        raise ValueError(f"state_dict[{key!r}] must have the shape {allowed}, got {array.shape}")
+def check_shape(key: str, array: Array, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{key} must have the shape {shape}, got {array.shape}")
 
 
-def check_eps(prefix: str, state: Mapping[str, Array]) -> None:
+def check_eps(key: str, eps: Array) -> None:
     """The least scale, of which a constructor would take no other."""
-    check_shape(prefix + "eps", state["eps"], ((1,),))
-    if not 0 < state["eps"] < np.inf:
-        raise ValueError(
-            f"state_dict[{prefix + 'eps'!r}] must be positive and finite, got {show(state['eps'])}"
-        )
+    check_shape(key, eps, (1,))
+    if not 0 < eps < np.inf:
+        raise ValueError(f"{key} must be positive and finite, got {show(eps)}")

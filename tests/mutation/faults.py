@@ -82,8 +82,9 @@ IN_PAIRS = tests(
 PIECES = tests("layouts", "several_tiles_and_pieces", "segments_in_any_order")
 SHORT, TILES = tests("ops", "short_runs_of_channels"), tests("ops", "extremes_in_any_tile")
 STATE = tests("state", "malformed_state_of_an_optimizer")
-ATTRIBUTES, PLAIN = (
+ATTRIBUTES, ASSIGNED, PLAIN = (
     tests("state", "attributes_that_cannot_be"),
+    tests("state", "assignments_that_cannot_be"),
     tests("optim", "numbers_without_the_compiler"),
 )
 PRIMITIVES, REMEMBERED = ("tests/test_primitives.py",), ("tests/test_remembered.py",)
@@ -1064,9 +1065,25 @@ FAULTS = (
           "raise",
           "what is of the wrong kind in a state, a TypeError", STATE),
     Fault("modules/module.py",
-          "        module._check_state(\"\", arrays)\n",
+          "        module._check(\"\", arrays)\n",
           "",
           "attributes of a pickle that nobody checks", ATTRIBUTES),
+    Fault("modules/module.py",
+          "            module._check(prefix, arrays)\n            state.update(",
+          "            state.update(",
+          "a state that is saved, and cannot be loaded", ASSIGNED),
+    Fault("modules/module.py",
+          "        self._check_array(name, name, array)\n",
+          "",
+          "values that are assigned and cannot be", ASSIGNED),
+    Fault("modules/module.py",
+          "return array if isinstance(given, np.ndarray) and name in self._buffers else value",
+          "return value",
+          "an array of the state that another still writes to", ASSIGNED),
+    Fault("modules/observers/base.py",
+          "            check_shape(key, array, () if self.ch_axis is None else (array.size,))\n",
+          "            pass\n",
+          "an observer that takes a range of any shape", ASSIGNED),
     Fault("cpu/shortcuts.py",
           "apart and x.base in _IN_FLOAT32",
           "x.base in _IN_FLOAT32",

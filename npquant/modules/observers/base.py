@@ -25,7 +25,7 @@ from npquant.arithmetic import (
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Module, check_eps, check_shape, value_of
+from npquant.modules.module import Array, Module, check_eps, check_shape, key_of, value_of
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -150,7 +150,8 @@ class Observer(Module):
         else:
             granularity = layout.whole(data.size)
         if type(data) is not ArraySpec and data.size:
-            self._check_channels(granularity.channels)
+            if self.ch_axis is not None:
+                self._check_channels(granularity.channels)
             self._observe(granularity, data)
         return x
 
@@ -176,7 +177,8 @@ class Observer(Module):
 
     def _set_range(self, least: Array, greatest: Array) -> None:
         """Keep the extremes, which have one element a channel."""
-        self.min_val, self.max_val = self._shaped(least, greatest)
+        state = self.__dict__
+        state["min_val"], state["max_val"] = self._shaped(least, greatest)
 
     def _shaped(self, least: Array, greatest: Array) -> tuple[Array, Array]:
         """Extremes as they are kept: assigned at once, with no call between, nor an interrupt."""
@@ -265,7 +267,8 @@ class Observer(Module):
         self._merge(other)
 
     def _merge(self, other: Self) -> None:
-        self.min_val, self.max_val = self._merged(other)
+        state = self.__dict__
+        state["min_val"], state["max_val"] = self._merged(other)
 
     def _merged(self, other: Self) -> tuple[Array, Array]:
         """The extremes of both, as they are kept."""
@@ -274,20 +277,22 @@ class Observer(Module):
         low, high = self.min_val, self.max_val
         return minimum(low, beside(low, other.min_val)), maximum(high, beside(high, other.max_val))
 
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        if name == "eps":
+            check_eps(key, array)
+        else:
+            check_shape(key, array, () if self.ch_axis is None else (array.size,))
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         """The extremes have one shape, and the right order unless they are of nothing."""
-        shape: tuple[int, ...] = ()
-        if self.ch_axis is not None:
-            shape = (state["min_val"].size,)
-        check_eps(prefix, state)
         for name, array in state.items():
             if name != "eps":
-                check_shape(prefix + name, array, (shape,))
+                check_shape(key_of(prefix, name), array, state["min_val"].shape)
         least, greatest = state["min_val"], state["max_val"]
         wrong = (least > greatest) & ~((least == math.inf) & (greatest == -math.inf))
         if wrong.any() and not self._ends_may_cross:
             raise ValueError(
-                f"state_dict[{prefix + 'min_val'!r}] must not exceed max_val, got "
+                f"{key_of(prefix, 'min_val')} must not exceed max_val, got "
                 f"{show(least)} and {show(greatest)}"
             )
 
@@ -340,7 +345,7 @@ def uniform(dtype: dtypes.DType) -> None:
 def check_counts(prefix: str, state: Mapping[str, Array]) -> None:
     """Counts are of what was seen, and the extremes of counted values are finite."""
     counts, least, greatest = state["histogram"], state["min_val"], state["max_val"]
-    name = f"state_dict[{prefix + 'histogram'!r}]"
+    name = key_of(prefix, "histogram")
     if not ((counts >= 0) & (counts < math.inf)).all():
         raise ValueError(f"{name} must have finite counts, none of them negative")
     if not (counts.sum(axis=-1, dtype=np.float64) < 2.0**63).all():
@@ -348,7 +353,7 @@ def check_counts(prefix: str, state: Mapping[str, Array]) -> None:
     nothing = (least == math.inf) & (greatest == -math.inf)
     if not (nothing | np.isfinite(least) & np.isfinite(greatest)).all():
         raise ValueError(
-            f"state_dict[{prefix + 'min_val'!r}] must be finite, as max_val, or inf and that -inf "
+            f"{key_of(prefix, 'min_val')} must be finite, as max_val, or inf and that -inf "
             f"where nothing was seen, got {show(least)} and {show(greatest)}"
         )
     if (counts.any(axis=-1) & nothing).any():

@@ -10,7 +10,7 @@ import numpy as np
 from npquant import backend, checks
 from npquant.errors import show
 from npquant.layout import Granularity
-from npquant.modules.module import Array, check_shape
+from npquant.modules.module import Array, check_shape, key_of
 from npquant.modules.observers.base import (
     EPS,
     PER_CHANNEL,
@@ -68,7 +68,7 @@ class _CountingObserver(Observer):
         inverse = np.ldexp(np.float32(self.bins // 2), -exponent)
         backend.of(x).count_doubling(granularity, x, inverse, bound, self._rows(histogram))
         ends = widened(self, least, greatest)
-        self.exponent, self.histogram, (self.min_val, self.max_val) = reach, histogram, ends
+        self._keep(reach, histogram, ends)
 
     def _rows(self, histogram: Array) -> Array:
         """The counts, a row a channel."""
@@ -87,6 +87,11 @@ class _CountingObserver(Observer):
         backend.of(new).double_range(shifts, self._rows(histogram))
         return new.reshape(old.shape), histogram
 
+    def _keep(self, reach: Array, histogram: Array, ends: tuple[Array, Array]) -> None:
+        state = self.__dict__
+        state["exponent"], state["histogram"] = reach, histogram
+        state["min_val"], state["max_val"] = ends
+
     def _merge(self, other: Self) -> None:
         reach, histogram = self._reaching(other.exponent.reshape(-1))
         theirs = other.histogram.copy()
@@ -94,7 +99,7 @@ class _CountingObserver(Observer):
         backend.of(theirs).double_range(shifts, self._rows(theirs))
         histogram += theirs
         ends = self._merged(other)
-        self.exponent, self.histogram, (self.min_val, self.max_val) = reach, histogram, ends
+        self._keep(reach, histogram, ends)
 
     def _range(self) -> tuple[Array, Array]:
         least, greatest = (v.copy() for v in super()._range())
@@ -130,20 +135,28 @@ class _CountingObserver(Observer):
         self.exponent = np.full(shape, _LEAST_EXPONENT, np.int32)
         self.histogram = np.zeros((*shape, self.bins), np.int64)
 
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        if name == "histogram":
+            rows = () if self.ch_axis is None else array.shape[:1]
+            check_shape(key, array, (*rows, self.bins))
+        else:
+            super()._check_array(key, name, array)
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         rest = dict(state)
         histogram = rest.pop("histogram")
         super()._check_state(prefix, rest)
-        check_shape(prefix + "histogram", histogram, ((*state["min_val"].shape, self.bins),))
+        shape = (*state["min_val"].shape, self.bins)
+        check_shape(key_of(prefix, "histogram"), histogram, shape)
         check_counts(prefix, state)
         if not (histogram.any(axis=-1) | (state["min_val"] > state["max_val"])).all():
             raise ValueError(
-                f"state_dict[{prefix + 'histogram'!r}] must have counts where something was seen"
+                f"{key_of(prefix, 'histogram')} must have counts where something was seen"
             )
         wanted = _exponents(state["min_val"], state["max_val"])
         if not ((state["exponent"] >= wanted) & (state["exponent"] <= 128)).all():
             raise ValueError(
-                f"state_dict[{prefix + 'exponent'!r}] must be at least that of the extremes "
+                f"{key_of(prefix, 'exponent')} must be at least that of the extremes "
                 f"and at most 128, got {show(state['exponent'])}"
             )
 

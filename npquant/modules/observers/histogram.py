@@ -11,7 +11,7 @@ import numpy as np
 from npquant import backend, checks, dtypes
 from npquant.errors import show
 from npquant.layout import Granularity
-from npquant.modules.module import Array, check_shape
+from npquant.modules.module import Array, check_shape, key_of
 from npquant.modules.observers.base import (
     EPS,
     FLOAT,
@@ -142,7 +142,8 @@ class HistogramObserver(Observer):
         if not first:
             same = low[0] == self.min_val and high[0] == self.max_val
             histogram += self.histogram if same else self._respread(low, high)
-        self.histogram, (self.min_val, self.max_val) = histogram, self._shaped(low, high)
+        state, ends = self.__dict__, self._shaped(low, high)
+        state["histogram"], (state["min_val"], state["max_val"]) = histogram, ends
 
     def _counted(self, granularity: Granularity, x: Array, low: Array, high: Array) -> Array:
         """The histogram of `x`, in float64 where float32 overflows on the way."""
@@ -176,16 +177,19 @@ class HistogramObserver(Observer):
         super().reset_min_max_vals()
         self.histogram = np.zeros(self.bins, FLOAT)
 
+    def _check_array(self, key: str, name: str, array: Array) -> None:
+        if name == "histogram":
+            check_shape(key, array, (self.bins,))
+        else:
+            super()._check_array(key, name, array)
+
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        rest = dict(state)
-        histogram = rest.pop("histogram")
-        super()._check_state(prefix, rest)
-        check_shape(prefix + "histogram", histogram, ((self.bins,),))
+        super()._check_state(prefix, {k: v for k, v in state.items() if k != "histogram"})
         check_counts(prefix, state)
         with np.errstate(over="ignore"):
             width = state["max_val"] - state["min_val"]
         if width == math.inf:
             raise ValueError(
-                f"state_dict[{prefix + 'max_val'!r}] less min_val must be a float32, got "
+                f"{key_of(prefix, 'max_val')} less min_val must be a float32, got "
                 f"{show(state['min_val'])} to {show(state['max_val'])}"
             )

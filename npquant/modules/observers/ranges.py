@@ -107,7 +107,8 @@ class MinMaxObserver(Observer):
         """PyTorch lets it be."""
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
-        self.min_val, self.max_val = widened(self, *extremes(granularity, x))
+        state = self.__dict__
+        state["min_val"], state["max_val"] = widened(self, *extremes(granularity, x))
 
 
 class MovingAverageMinMaxObserver(MinMaxObserver):
@@ -287,7 +288,8 @@ class PerChannelMinMaxObserver(Observer):
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
-        self.min_val, self.max_val = widened(self, *extremes(granularity, x))
+        state = self.__dict__
+        state["min_val"], state["max_val"] = widened(self, *extremes(granularity, x))
 
 
 class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
