@@ -71,8 +71,8 @@ def names(dtypes: Any) -> str:
     return ", ".join(sorted(d.name for d in dtypes))
 
 
-def canonical(dtype: Any, name: str) -> DType:
-    """`dtype` as a native NumPy dtype, or a TypeError that names the argument."""
+def canonical(dtype: Any, name: str, taken: Iterable[DType] = REALS) -> DType:
+    """`dtype` as a native NumPy dtype, or a TypeError that names the argument and what it takes."""
     try:
         return _NATIVE[dtype]
     except Exception:  # another spelling of it, or no dtype at all, nor even hashable
@@ -83,7 +83,7 @@ def canonical(dtype: Any, name: str) -> DType:
             found = native_order(np.dtype(dtype))
     except Exception:  # of many kinds: NumPy parses strings as Python, and asks objects
         raise TypeError(
-            f"{name} must be a NumPy dtype, such as {names(BOUNDS)}, got {show(dtype)}"
+            f"{name} must be a NumPy dtype, such as {names(taken)}, got {show(dtype)}"
         ) from None
     if dtype is None:
         raise TypeError(f"{name} must be a NumPy dtype, got None")
@@ -105,7 +105,7 @@ def target(dtype: Any, name: str = "dtype") -> DType:
         return _TARGETS[dtype]
     except Exception:  # as in `canonical`
         pass
-    found = canonical(dtype, name)
+    found = canonical(dtype, name, BOUNDS)
     if found not in BOUNDS:
         raise TypeError(f"{name} must be one of {names(BOUNDS)}, got {found}")
     return found
@@ -133,7 +133,7 @@ def floating(dtype: Any, name: str) -> DType:
         return _FLOATING[dtype]
     except Exception:  # as in `canonical`
         pass
-    found = canonical(dtype, name)
+    found = canonical(dtype, name, FLOATS)
     if found not in FLOATS:
         raise TypeError(f"{name} must be one of {names(FLOATS)}, got {found}")
     return found

@@ -404,6 +404,14 @@ def test_messages_show_what_was_given():
             lambda: nq.quantize_per_channel(x, s, None, 0, *bounds, np.int8),
         "min_val must not exceed max_val, got 1.5 and -1.0 at index 1":
             lambda: nq.determine_qparams(low, high, *bounds, "int8", *rest),
+        r"out_dtype must be a NumPy dtype, such as bfloat16, float16, float32, float64, got 'foo'":
+            lambda: nq.dequantize_per_tensor(z, 1, 0, *bounds, np.int32, out_dtype="foo"),
+        r"dtype must be a NumPy dtype, such as bfloat16, bool, float16, .*, uint8, got 'foo'":
+            lambda: nq.convert_element_type(x, "foo"),
+        r"dtype must be a NumPy dtype, such as bfloat16, float16, .*, uint8, got 'float31'":
+            lambda: nq.ArraySpec((2,), "float31"),
+        r"dtype must be a NumPy dtype, such as float8_e4m3fn, .*, uint8, got 'int3'":
+            lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, "int3"),
         "observer must be a class of observers, got MinMaxObserver":
             lambda: FakeQuantize(MinMaxObserver()),
         "observer must be a class of observers, got MinMax":

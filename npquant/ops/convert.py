@@ -72,7 +72,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     x = checks.array(input, "input")
     on_device = checks.on_device(x)
     x = checks.native(x, "input", _CONVERTIBLE if on_device else _CONVERTIBLE | _COMPLEX, out)
-    target = dtypes.canonical(dtype, "dtype")
+    target = dtypes.canonical(dtype, "dtype", _CONVERTIBLE)
     if target not in _CONVERTIBLE:
         raise TypeError(f"dtype must be one of {dtypes.names(_CONVERTIBLE)}, got {target}")
     y = checks.output(out, x, target)

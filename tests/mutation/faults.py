@@ -64,6 +64,7 @@ OPTIM, METRICS = tests("optim", "rule"), tests("metrics", "values")
 EXTREMES, MIDDLE = tests("observers", "extremes"), tests("observers", "qparams", "reduced_range")
 ERRORS, OUT = tests("errors", "wrong_argument"), ("tests/test_out.py",)
 ENDS = tests("errors", "the_last_numbers_that_are_taken")
+MESSAGES = tests("errors", "messages_show_what_was_given")
 WRONG = tests("fast_path", "qparams_that_become_wrong")
 DATA = tests("layouts", "layout_of_the_data")
 STRIDED = tests("layouts", "results_that_are_not_flat")
@@ -1059,6 +1060,10 @@ FAULTS = (
           "except ZeroDivisionError as error:  # Numba's",
           "numba-cuda that is missing, and nobody says what to install",
           tests("device_arrays", "numba_cuda_is_missing")),
+    Fault("dtypes.py",
+          "found = canonical(dtype, name, FLOATS)",
+          "found = canonical(dtype, name, BOUNDS)",
+          "codes named where floats are asked for", MESSAGES),
     # --- saved state ------------------------------------------------------------------------------
     Fault("state.py",
           "raise ValueError(str(error)) from error",
