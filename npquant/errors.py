@@ -7,10 +7,17 @@ from typing import Any
 import numpy as np
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor of PyTorch, which shares memory with what `numpy` makes of it."""
+    return hasattr(value, "detach") and hasattr(value, "numpy")
+
+
 def show(value: Any) -> str:
     """`value` in a few words: an array by shape and dtype, anything else by a short repr."""
     if isinstance(value, type):  # of arrays too, whose classes have such attributes
         return f"the class {value.__name__}"
+    if is_tensor(value) and getattr(value, "is_cuda", None) is not True:
+        return f"{type(value).__name__}, whose .detach().numpy() is an array"
     if hasattr(value, "shape") and hasattr(value, "dtype") and getattr(value, "size", 0) != 1:
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     if hasattr(value, "__cuda_array_interface__") or getattr(value, "is_cuda", None) is True:

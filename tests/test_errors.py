@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
+import npquant.autograd as ag
 from calls import CALLS, DATA, PARAMETERS, STATE, WITH_OUT, arguments, axis_name, results
 from cases import assert_same
 from npquant.adaround import AdaroundLoss
@@ -248,7 +249,8 @@ def zero_point_table(name):
         return FINITE + values(beyond_int32=2.0**31, below_int32=-(2**31) - 1)
     if name in PER_TENSOR:
         beyond = [] if name in IN_OWN_PRECISION else values(below=-9, above=8, beyond_int64=2**63)
-        return INTEGER + in_array(infinite_in_array=np.inf) + beyond
+        rows = [row for row in INTEGER if row.label != "a_numpy_float"]  # it stands for an array
+        return rows + in_array(infinite_in_array=np.inf) + values(a_numpy_nan=F32("nan")) + beyond
     if name in IN_OWN_PRECISION:
         optional = name.startswith("dequantize_per_channel")
         rows = [row for row in QPARAMS if row.label != "none" or not optional]
@@ -412,6 +414,12 @@ def test_messages_show_what_was_given():
             lambda: nq.ArraySpec((2,), "float31"),
         r"dtype must be a NumPy dtype, such as float8_e4m3fn, .*, uint8, got 'int3'":
             lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, "int3"),
+        r"scale must be a number or an array of one element, got \[0.1\] \(list\)":
+            lambda: nq.quantize_per_tensor(x, [0.1], 0, *bounds, np.int8),
+        r"scale must be a number .*, got Learned, whose .detach\(\).numpy\(\) is an array":
+            lambda: nq.quantize_per_tensor(x, Learned(), 0, *bounds, np.int8),
+        r"value must be a NumPy array, got Learned, whose .detach\(\).numpy\(\) is an array":
+            lambda: ag.Parameter(Learned()),
         "observer must be a class of observers, got MinMaxObserver":
             lambda: FakeQuantize(MinMaxObserver()),
         "observer must be a class of observers, got MinMax":
@@ -420,6 +428,24 @@ def test_messages_show_what_was_given():
     for text, call in calls.items():
         with pytest.raises((TypeError, ValueError), match=text):
             call()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_a_zero_point_that_is_a_scalar_of_numpy(kind):
+    """It is what the array without axes is that it stands for."""
+    x = np.linspace(-1, 1, 9, dtype=F32)
+    q = np.arange(-4, 5, dtype=np.int8)
+    for z in (0, 2, 2.5):
+        for call in (
+            lambda z: nq.quantize_per_tensor(x, 0.1, z, -8, 7, np.int8),
+            lambda z: nq.dequantize_per_tensor(q, 0.1, z, -8, 7, np.int8),
+            lambda z: nq.fake_quantize_per_tensor_affine(x, 0.1, z, -8, 7),
+            lambda z: nq.adaround_hard(x, x, 0.1, z, -8, 7),
+        ):
+            assert_same(call(kind(z)), call(np.array(z, kind)))
+            if z == int(z):
+                assert_same(call(kind(z)), call(int(z)))
+        assert (call(kind(z)) != call(0)).any() == (z != 0)
 
 
 class Learned:

@@ -10,7 +10,7 @@ import numpy as np
 
 from npquant import dtypes
 from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bool_
-from npquant.errors import show
+from npquant.errors import is_tensor, show
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
 
@@ -35,13 +35,10 @@ def array(value: Any, name: str) -> Array:
         return np.asarray(value)
     found = device_array(value, name)
     if found is None:
-        a_class = isinstance(value, type)
-        # PyTorch's tensors on the CPU, which share memory with what `numpy` makes of them.
-        take = hasattr(value, "detach") and hasattr(value, "numpy") and not a_class
+        shown = isinstance(value, type) or is_tensor(value)
         raise TypeError(
             f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, "
-            f"got {show(value) if a_class else type(value).__name__}"
-            f"{', whose .detach().numpy() is one' if take else ''}"
+            f"got {show(value) if shown else type(value).__name__}"
         )
     return found
 

@@ -69,7 +69,7 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
         return float(one(value, name, kind))
     numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
     if not numeric or isinstance(value, (bool, np.timedelta64)):  # a NumPy integer, to NumPy
-        raise TypeError(f"{name} must be a number, got {show(value)}")
+        raise TypeError(f"{name} must be a number or an array of one element, got {show(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -159,11 +159,17 @@ def bounds_around_zero(quant_min: Any, quant_max: Any, kind: type | None = None)
     return lo, hi
 
 
+def _unboxed(value: Any) -> Any:
+    """One of NumPy's floats as the array without axes that it stands for."""
+    floating = isinstance(value, (np.floating, ml_dtypes.bfloat16))
+    return np.asarray(value) if floating else value
+
+
 def zero_point_inside(
     value: Any, lo: int, hi: int, name: str = "zero_point", kind: type | None = None
 ) -> int:
     """An integer zero point between the bounds."""
-    z = value if type(value) is int else integer(value, name, kind)
+    z = value if type(value) is int else integer(_unboxed(value), name, kind)
     if lo <= z <= hi or type(value) is ArraySpec:
         return z
     raise ValueError(f"{name} must lie within {lo}..{hi}, got {show(z)}")
@@ -173,6 +179,7 @@ def zero_point_number(
     value: Any, name: str = "zero_point", kind: type | None = None
 ) -> int | float:
     """A zero point: an integer, or the one element of an array, which may be fractional."""
+    value = _unboxed(value)
     if type(value) is not int and isinstance(value, ARRAYS):
         z = one(value, name, kind)
         if not math.isfinite(z):

@@ -508,6 +508,7 @@ def fit_int32(z):
 
 def zero_point_number(value):
     """An integer of 64 bits, or the one element of an array, which may be fractional."""
+    value = read.boxed(value)
     if isinstance(value, np.ndarray):
         return read.finite(value)
     z = read.integer(value)
@@ -739,7 +740,7 @@ def fake_quantize_per_tensor(m):
     range_ = bounds(m, lo, hi)
 
     def inside(value):
-        n = read.integer(value)
+        n = read.integer(read.boxed(value))
         return n if not known(n, range_) or range_ is None or range_[0] <= n <= range_[1] else WRONG
 
     m.integer("zero_point", z, inside)
@@ -1100,7 +1101,7 @@ def _adaround_zeros(m, shapes, count, range_, lo, hi):
         return bool(((wide >= range_[0]) & (wide <= range_[1])).all()) and fit_int32(z)
 
     def number(value):
-        n = read.integer(value)
+        n = read.integer(read.boxed(value))
         return n if not known(n) or range_[0] <= n <= range_[1] else WRONG
 
     if shapes:

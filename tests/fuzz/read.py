@@ -104,6 +104,12 @@ def integer(value):
     return int(value) if isinstance(value, (int, np.integer)) else WRONG
 
 
+def boxed(value):
+    """One of NumPy's floats as the array that it stands for."""
+    floating = isinstance(value, (np.floating, ml_dtypes.bfloat16))
+    return np.asarray(value) if floating else value
+
+
 def finite(value):
     n = number(value)
     return n if not known(n) or math.isfinite(n) else WRONG
