@@ -205,7 +205,9 @@ def _of_columns(
         return tuple(np.broadcast_to(p, w.shape) for p in one)  # type: ignore[return-value]
     a = checks.axis_of(axis, w, data="weight")
     granularity = layout.per_channel(w.shape, a)
-    pair = _qparams(w, scale, zero_point, ((granularity.channels,),), lo, hi)
+    shapes = checks.ShapesBy(((granularity.channels,),))
+    shapes.by = " without group_size"
+    pair = _qparams(w, scale, zero_point, shapes, lo, hi)
     shape = (-1, 1) if a == 0 else (1, -1)
     return tuple(np.broadcast_to(p.reshape(shape), w.shape) for p in pair)  # type: ignore[return-value]
 

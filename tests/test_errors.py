@@ -414,6 +414,14 @@ def test_messages_show_what_was_given():
             lambda: nq.ArraySpec((2,), "float31"),
         r"dtype must be a NumPy dtype, such as float8_e4m3fn, .*, uint8, got 'int3'":
             lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, "int3"),
+        r"scales must have the shape \(2, 1\) or \(2,\) for group_size 128, got \(2, 2\)":
+            lambda: nq.quantize_per_channel_group(x, x[:, :2], x[:, :2], *bounds, np.int8),
+        r"scales must have the shape .* for group_size an integer of \d+ bits, got":
+            lambda: nq.quantize_per_channel_group(x, x, x, *bounds, np.int8, HUGE**13),
+        r"zero_point must have the shape \(2, 2\) or \(4,\) for group_size 2, got \(2,\)":
+            lambda: gptq(x, np.eye(4), x[:, :2], z, *bounds, group_size=2),
+        r"scale must have the shape \(2,\) without group_size, got \(2, 2\)":
+            lambda: gptq(x, np.eye(4), x[:, :2], x[:, :2], *bounds),
         r"scale must be a number or an array of one element, got \[0.1\] \(list\)":
             lambda: nq.quantize_per_tensor(x, [0.1], 0, *bounds, np.int8),
         r"scale must be a number .*, got Learned, whose .detach\(\).numpy\(\) is an array":

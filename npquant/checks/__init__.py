@@ -36,6 +36,7 @@ from npquant.checks.arrays import (
 )
 from npquant.checks.calls import (
     Shapes,
+    ShapesBy,
     adaround_precision,
     channels,
     code_precision,

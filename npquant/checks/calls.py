@@ -14,11 +14,20 @@ from npquant import dtypes, layout
 from npquant.checks.arrays import option
 from npquant.checks.numbers import axis_of, group_size_of
 from npquant.dtypes import DType
+from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 
 #: The shapes that qparams may have.
 Shapes = tuple[tuple[int, ...], ...]
+
+
+class ShapesBy(Shapes):
+    """The same, and what made them these, for the message of qparams that have others."""
+
+    by = ""
+
+
 T = TypeVar("T")
 
 #: How an op comes from a value to its code.
@@ -112,7 +121,9 @@ def groups(
     """The same of groups: shapes (..., groups of a row), or flat."""
     g = group_size_of(group_size, ArraySpec(shape, dtypes.float32), ndim, name)
     grouped = (*shape[:-1], shape[-1] // g)
-    return layout.per_channel_group(shape, g), (grouped, (prod(grouped),))
+    shapes = ShapesBy((grouped, (prod(grouped),)))
+    shapes.by = f" for group_size {show(group_size)}"
+    return layout.per_channel_group(shape, g), shapes
 
 
 # --- constants ----------------------------------------------------------------------------------

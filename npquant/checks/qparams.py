@@ -38,7 +38,8 @@ def parameters(
         p = native(p, name, REALS)
     if p.shape not in shapes:
         allowed = " or ".join(map(str, dict.fromkeys(shapes)))
-        raise ValueError(f"{name} must have the shape {allowed}, got {p.shape}")
+        by = getattr(shapes, "by", "")
+        raise ValueError(f"{name} must have the shape {allowed}{by}, got {p.shape}")
     if type(p) is ArraySpec:
         return p
     if type(p) is not np.ndarray:

@@ -1073,6 +1073,10 @@ FAULTS = (
           'if is_tensor(value) and getattr(value, "is_cuda", None) is not True:',
           "if False:",
           "a tensor called an array, where an array is asked for", MESSAGES),
+    Fault("checks/calls.py",
+          'shapes.by = f" for group_size {show(group_size)}"',
+          'shapes.by = f" for group_size {g}"',
+          "a group size in a message that nobody gave", MESSAGES),
     # --- saved state ------------------------------------------------------------------------------
     Fault("state.py",
           "raise ValueError(str(error)) from error",
