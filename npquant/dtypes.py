@@ -9,7 +9,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from npquant.errors import show
+from npquant.errors import in_our_words, show
 
 DType = np.dtype[Any]
 
@@ -83,7 +83,8 @@ def canonical(dtype: Any, name: str, taken: Iterable[DType] = REALS) -> DType:
             found = native_order(np.dtype(dtype))
     except Exception:  # of many kinds: NumPy parses strings as Python, and asks objects
         raise TypeError(
-            f"{name} must be a NumPy dtype, such as {names(taken)}, got {show(dtype)}"
+            f"{name} must be a NumPy dtype, such as {names(taken)}, "
+            f"got {show(dtype)}{in_our_words(dtype, [d.name for d in taken])}"
         ) from None
     if dtype is None:
         raise TypeError(f"{name} must be a NumPy dtype, got None")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,14 @@ import numpy as np
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a tensor of PyTorch, which shares memory with what `numpy` makes of it."""
     return hasattr(value, "detach") and hasattr(value, "numpy")
+
+
+def in_our_words(value: Any, words: Collection[str]) -> str:
+    """Which of `words` to give for a dtype or a scheme of PyTorch, where one is meant."""
+    if type(value).__module__ != "torch":
+        return ""
+    word = str(value).removeprefix("torch.")
+    return f": give {word!r}" if word in words else ""
 
 
 def show(value: Any) -> str:

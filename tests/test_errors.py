@@ -422,6 +422,19 @@ def test_messages_show_what_was_given():
             lambda: gptq(x, np.eye(4), x[:, :2], z, *bounds, group_size=2),
         r"scale must have the shape \(2,\) without group_size, got \(2, 2\)":
             lambda: gptq(x, np.eye(4), x[:, :2], x[:, :2], *bounds),
+        r"got matrix, of which np.asarray\(...\) makes one":
+            lambda: nq.quantize_per_tensor(x.view(np.matrix), 1, 0, *bounds, np.int8),
+        r"weight must be a NumPy array, got MaskedArray, whose .filled\(...\) is one":
+            lambda: gptq(np.ma.array(x), np.eye(4), 1, 0, *bounds),
+        r"got \|V2, which .view\(ml_dtypes.bfloat16\) makes bfloat16 again":
+            lambda: nq.quantize_per_tensor(np.zeros(3, "V2"), 1, 0, *bounds, np.int8),
+        r"got \|V4$": lambda: nq.quantize_per_tensor(np.zeros(3, "V4"), 1, 0, *bounds, np.int8),
+        r"got torch.int8 \(Named\): give 'int8'":
+            lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("int8")),
+        r"got torch.quint8 \(Named\)$":
+            lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("quint8")),
+        r"got torch.per_tensor_affine \(Named\): give 'per_tensor_affine'":
+            lambda: MinMaxObserver(qscheme=Named("per_tensor_affine")),
         r"scale must be a number or an array of one element, got \[0.1\] \(list\)":
             lambda: nq.quantize_per_tensor(x, [0.1], 0, *bounds, np.int8),
         r"scale must be a number .*, got Learned, whose .detach\(\).numpy\(\) is an array":
@@ -436,6 +449,18 @@ def test_messages_show_what_was_given():
     for text, call in calls.items():
         with pytest.raises((TypeError, ValueError), match=text):
             call()
+
+
+class Named:
+    """A dtype or a scheme of PyTorch."""
+
+    __module__ = "torch"
+
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"torch.{self.name}"
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])

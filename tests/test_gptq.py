@@ -227,7 +227,7 @@ def test_wrong_arguments(name, value, error):
 def test_arrays_that_compute_otherwise():
     for wrong in (np.matrix(WEIGHT), np.ma.asarray(WEIGHT)):
         kind = type(wrong).__name__
-        with pytest.raises(TypeError, match=f"weight must be a NumPy array, got {kind}$"):
+        with pytest.raises(TypeError, match=f"weight must be a NumPy array, got {kind}, "):
             gptq(wrong, GRAM, 1.0, 0, *BITS, axis=None)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from npquant import dtypes
 from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bool_
-from npquant.errors import is_tensor, show
+from npquant.errors import in_our_words, is_tensor, show
 from npquant.layout import memory_order
 from npquant.meta import ArraySpec
 
@@ -38,9 +38,16 @@ def array(value: Any, name: str) -> Array:
         shown = isinstance(value, type) or is_tensor(value)
         raise TypeError(
             f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, "
-            f"got {show(value) if shown else type(value).__name__}"
+            f"got {show(value) if shown else type(value).__name__}{_instead(value)}"
         )
     return found
+
+
+def _instead(value: Any) -> str:
+    """What makes an array of one that computes otherwise."""
+    if isinstance(value, np.ma.MaskedArray):
+        return ", whose .filled(...) is one"
+    return ", of which np.asarray(...) makes one" if isinstance(value, np.matrix) else ""
 
 
 def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = np.ndarray) -> Array:
@@ -48,7 +55,7 @@ def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = n
     if not isinstance(value, kinds) or isinstance(value, _OTHERWISE):
         known = isinstance(value, (np.ndarray, ArraySpec))
         got = type(value).__name__ if known else show(value)
-        raise TypeError(f"{name} must be a NumPy array, got {got}")
+        raise TypeError(f"{name} must be a NumPy array, got {got}{_instead(value)}")
     return native(array(value, name), name, allowed)
 
 
@@ -143,7 +150,9 @@ def native(x: Array, name: str, allowed: Collection[DType], out: Any = None) -> 
             itself_or_apart(x, name, np.asarray(out), "out")
         return x.astype(found)
     several = "a dtype among" if len(allowed) > 1 else "the dtype"
-    raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}")
+    # As np.save writes bfloat16, whose name NumPy does not know.
+    lost = ", which .view(ml_dtypes.bfloat16) makes bfloat16 again" if x.dtype == "V2" else ""
+    raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}{lost}")
 
 
 def same(
@@ -360,7 +369,7 @@ def rounded_once(v: Array, dtype: DType) -> Array:
 def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
     """One of some words."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {show(value)}")
+        raise TypeError(f"{name} must be a string, got {show(value)}{in_our_words(value, allowed)}")
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value

@@ -1077,6 +1077,10 @@ FAULTS = (
           'shapes.by = f" for group_size {show(group_size)}"',
           'shapes.by = f" for group_size {g}"',
           "a group size in a message that nobody gave", MESSAGES),
+    Fault("errors.py",
+          'f": give {word!r}" if word in words else ""',
+          'f": give {word!r}"',
+          "a dtype of PyTorch's recommended that nobody takes", MESSAGES),
     # --- saved state ------------------------------------------------------------------------------
     Fault("state.py",
           "raise ValueError(str(error)) from error",
