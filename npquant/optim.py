@@ -30,14 +30,14 @@ class _Optimizer:
     #: Those of them that are never negative.
     _squares: tuple[str, ...] = ()
 
-    def __init__(self, parameters: Iterable[Any]) -> None:
-        self.parameters = _listed(parameters, "parameters", "arrays and Parameters")
-        if not self.parameters:
-            raise ValueError("parameters must not be empty")
-        values = [self._value(i) for i in range(len(self.parameters))]
+    def __init__(self, params: Iterable[Any]) -> None:
+        self.params = _listed(params, "params", "arrays and Parameters")
+        if not self.params:
+            raise ValueError("params must not be empty")
+        values = [self._value(i) for i in range(len(self.params))]
         for i, v in enumerate(values):
             if any(checks.overlap(v, other) for other in values[:i]):
-                raise ValueError(f"parameters must lie apart, parameters[{i}] overlaps another")
+                raise ValueError(f"params must lie apart, params[{i}] overlaps another")
         self._state: list[dict[str, Any]] = [{} for _ in values]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -45,7 +45,7 @@ class _Optimizer:
         super().__setattr__(name, self._checked(name, value) if name in self._options else value)
 
     def __repr__(self) -> str:
-        count = len(self.parameters)
+        count = len(self.params)
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._options)
         return f"{type(self).__name__}({count} parameter{'s' * (count > 1)}, {options})"
 
@@ -70,10 +70,9 @@ class _Optimizer:
             and is not the same array. Nothing has been updated then.
         """
         given = _listed(gradients, "gradients", "arrays, one for each parameter")
-        if len(given) != len(self.parameters):
+        if len(given) != len(self.params):
             raise ValueError(
-                f"gradients must be {len(self.parameters)}, one for each parameter, "
-                f"got {len(given)}"
+                f"gradients must be {len(self.params)}, one for each parameter, got {len(given)}"
             )
         pairs: list[tuple[int, Array, Array]] = []
         for i, gradient in enumerate(given):
@@ -81,10 +80,10 @@ class _Optimizer:
                 value = self._value(i)
                 if not self._fits(self._state[i], value):
                     raise ValueError(
-                        f"parameters[{i}] must keep its shape and dtype, got {show(value)}"
+                        f"params[{i}] must keep its shape and dtype, got {show(value)}"
                     )
-                found = checks.same(gradient, f"gradients[{i}]", value, data=f"parameters[{i}]")
-                checks.itself_or_apart(value, f"parameters[{i}]", found, f"gradients[{i}]")
+                found = checks.same(gradient, f"gradients[{i}]", value, data=f"params[{i}]")
+                checks.itself_or_apart(value, f"params[{i}]", found, f"gradients[{i}]")
                 pairs.append((i, value, found))
         for i, value, gradient in pairs:
             self._update(self._state[i], value, gradient)
@@ -94,8 +93,8 @@ class _Optimizer:
 
     def _value(self, i: int) -> Array:
         """The array of a parameter, fit to be updated."""
-        name = f"parameters[{i}]"
-        given = self.parameters[i]
+        name = f"params[{i}]"
+        given = self.params[i]
         if type(given) is np.ndarray and given.dtype in SINGLE_AND_DOUBLE and given.flags.carray:
             return given
         value = given if is_array(given) else getattr(given, "value", None)
@@ -128,7 +127,7 @@ class _Optimizer:
             place, and ``param_groups``, a list of one dict of the options.
         """
         options = {name: getattr(self, name) for name in self._options}
-        group = {**options, "params": list(range(len(self.parameters)))}
+        group = {**options, "params": list(range(len(self.params)))}
         state = {i: _copied(entry) for i, entry in enumerate(self._state) if entry}
         return {"state": state, "param_groups": [group]}
 
@@ -153,7 +152,7 @@ class _Optimizer:
             got = f"{len(groups)} of them" if type(groups) in (list, tuple) else seen(groups)
             raise ValueError(f"param_groups must be a list of one dict, got {got}")
         group = _part(groups[0], "param_groups[0]", (*self._options, "params"))
-        count = len(self.parameters)
+        count = len(self.params)
         params = group["params"]
         listed = type(params) is list and all(type(i) is int for i in params)
         if not listed or params != list(range(count)):
@@ -177,17 +176,17 @@ class _Optimizer:
         """Another optimizer of the same parameters, with a state of its own."""
         other = type(self).__new__(type(self))
         state = [_copied(entry) for entry in self._state]
-        other.__dict__.update(self.__dict__, parameters=list(self.parameters), _state=state)
+        other.__dict__.update(self.__dict__, params=list(self.params), _state=state)
         return other
 
     @takes_state
     def __setstate__(self, state: Any) -> None:
         """Take what a pickle or a copy holds, if this class can have such state."""
         other = remade(self, state)
-        lists = other.parameters, other._state
+        lists = other.params, other._state
         if any(type(a) is not list for a in lists) or len(lists[0]) != len(lists[1]):
             raise ValueError(
-                "parameters and _state must be lists of one length, "
+                "params and _state must be lists of one length, "
                 f"got {seen(lists[0])} and {seen(lists[1])}"
             )
         for name in self._options:
@@ -213,7 +212,7 @@ class _Optimizer:
         for key in self._arrays:
             if not is_array(parts[key]):
                 raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
-            given = checks.same(parts[key], f"{name}[{key!r}]", value, data=f"parameters[{i}]")
+            given = checks.same(parts[key], f"{name}[{key!r}]", value, data=f"params[{i}]")
             found[key] = copy(given)
             known = isinstance(found[key], np.ndarray)  # none is asked for that is on a GPU
             if key in self._squares and known and (found[key] < 0).any():
@@ -238,7 +237,7 @@ class SGD(_Optimizer):
 
     Parameters
     ----------
-    parameters : iterable
+    params : iterable
         What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
         For a single one a list of it: an array is not taken for its rows.
     lr : float
@@ -286,12 +285,13 @@ class SGD(_Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[Any],
+        params: Iterable[Any],
         lr: float,
         momentum: float = 0,
+        *,
         weight_decay: float = 0,
     ) -> None:
-        super().__init__(parameters)
+        super().__init__(params)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
@@ -321,7 +321,7 @@ class Adam(_Optimizer):
 
     Parameters
     ----------
-    parameters : iterable
+    params : iterable
         What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
         For a single one a list of it: an array is not taken for its rows.
     lr : float, default 1e-3
@@ -376,12 +376,12 @@ class Adam(_Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[Any],
+        params: Iterable[Any],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        super().__init__(parameters)
+        super().__init__(params)
         self.lr, self.betas, self.eps = lr, betas, eps
 
     def _checked(self, name: str, value: Any) -> Any:

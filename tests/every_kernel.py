@@ -130,7 +130,7 @@ OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, lr=0.1),
     "sgd, decay": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.01),
     "sgd, momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
-    "sgd, both": lambda p: optim.SGD(p, 0.1, 0.9, 0.01),
+    "sgd, both": lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.01),
     "adam": lambda p: optim.Adam(p, lr=0.01),
 }
 

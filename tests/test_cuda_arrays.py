@@ -293,7 +293,7 @@ def test_read_only_arrays_are_not_written_to(streams):
         some[i] = read_only(one)
         with pytest.raises(ValueError, match=f"{name} {message}"):
             nq.fused_moving_avg_obs_fake_quant(Shown(x), 1, 1, *some, 0.01, -8, 7, 0)
-    with pytest.raises(ValueError, match=rf"parameters\[0\] {message}"):
+    with pytest.raises(ValueError, match=rf"params\[0\] {message}"):
         SGD([read_only(x)], 0.1).step([Shown(x)])
     assert streams == []
     fake(read_only(x), read_only(one), 0, -8, 7, out=Shown(np.ones_like(x)))

@@ -654,7 +654,7 @@ def test_what_is_named_beside_a_spec():
         "max_val and min_val": lambda: nq.determine_qparams(x, spec, 0, 1, np.uint8, 0.5, False),
         "scale and weight": lambda: gptq(x[None], np.eye(3, dtype=F32), spec, spec, -8, 7),
         "V and input": lambda: nq.adaround_soft(x, spec, 1.0, 0, -8, 7),
-        "gradients[0] and parameters[0]": lambda: SGD([x], 0.1).step([spec]),
+        "gradients[0] and params[0]": lambda: SGD([x], 0.1).step([spec]),
         "target and output": lambda: AdaroundLoss(10).reconstruction(x, spec),
     }
     for named, call in calls.items():

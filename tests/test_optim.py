@@ -21,7 +21,7 @@ MAKE = {
     "sgd": lambda p: SGD(p, lr=0.1),
     "sgd, decay": lambda p: SGD(p, lr=0.1, weight_decay=0.01),
     "sgd, momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
-    "sgd, both": lambda p: SGD(p, 0.1, 0.9, 0.01),
+    "sgd, both": lambda p: SGD(p, 0.1, 0.9, weight_decay=0.01),
     "adam": lambda p: Adam(p, lr=0.01),
     "adam, quick": lambda p: Adam(p, 0.01, (0.3, 0.5), 1e-4),
     "adam, half": lambda p: Adam(p, 0.01, (0.5, 0.9)),
@@ -209,9 +209,9 @@ def test_pickle(rule):
     again, copy = pickle.loads(pickle.dumps((optimizer, value)))
     for g in gradients[2:]:
         again.step([g])
-    assert_same(again.parameters[0], expected)
+    assert_same(again.params[0], expected)
     assert not np.array_equal(value, expected), "the first is another"
-    assert copy is again.parameters[0]
+    assert copy is again.params[0]
 
 
 def adam_state():
@@ -310,7 +310,7 @@ def read_only():
 )
 def test_wrong_parameters(parameters, error):
     for make in (Adam, lambda parameters: SGD(parameters, 0.1)):
-        with pytest.raises(error, match="parameters"):
+        with pytest.raises(error, match="params"):
             make(parameters)
 
 
@@ -318,7 +318,7 @@ def test_an_array_is_no_list_of_its_rows():
     """Neither as parameters nor as gradients, though its rows are arrays that could be trained."""
     w = np.ones((3, 2), F32)
     shown = r"got an array of shape \(3, 2\) and dtype float32$"
-    with pytest.raises(TypeError, match=f"parameters must be a list of arrays .*{shown}"):
+    with pytest.raises(TypeError, match=f"params must be a list of arrays .*{shown}"):
         Adam(w)
     optimizer = Adam(list(w))
     with pytest.raises(TypeError, match=f"gradients must be a list of arrays.*{shown}"):
@@ -397,7 +397,7 @@ def test_a_wrong_gradient_changes_nothing(rule, gradient, error):
 def test_a_gradient_that_overlaps_its_parameter(rule):
     memory = np.arange(1.0, 5.0)
     optimizer = MAKE[rule]([memory[1:]])
-    with pytest.raises(ValueError, match=r"gradients\[0\] must be parameters\[0\] itself or not"):
+    with pytest.raises(ValueError, match=r"gradients\[0\] must be params\[0\] itself or not"):
         optimizer.step([memory[:-1]])
     assert_same(memory, np.arange(1.0, 5.0))
     same, apart = np.arange(1.0, 5.0), np.arange(1.0, 5.0)
@@ -431,10 +431,10 @@ def test_a_parameter_that_changed():
     optimizer = Adam([parameter])
     optimizer.step([np.ones(3, F32)])
     parameter.value = np.ones(4, F32)
-    with pytest.raises(ValueError, match=r"parameters\[0\]"):
+    with pytest.raises(ValueError, match=r"params\[0\]"):
         optimizer.step([np.ones(4, F32)])
     parameter.value = np.ones(3)
-    with pytest.raises(ValueError, match=r"parameters\[0\]"):
+    with pytest.raises(ValueError, match=r"params\[0\]"):
         optimizer.step([np.ones(3)])
 
 

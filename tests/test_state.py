@@ -229,7 +229,7 @@ def test_a_copy_of_an_optimizer_steps_by_itself(make):
     optimizer.step([value])
     before = optimizer.state_dict()
     other = copy.copy(optimizer)
-    assert other.parameters[0] is value
+    assert other.params[0] is value
     other.step([np.ones(3)])
     for key, array in before["state"][0].items():
         assert np.array_equal(optimizer.state_dict()["state"][0][key], array)
@@ -434,7 +434,7 @@ def test_values_that_cannot_be(name):
 
 OPTIMIZERS = {
     "SGD": lambda p: SGD(p, 0.1),
-    "SGD, momentum": lambda p: SGD(p, 0.1, 0.9, 0.01),
+    "SGD, momentum": lambda p: SGD(p, 0.1, 0.9, weight_decay=0.01),
     "Adam": lambda p: Adam(p, 0.1),
 }
 by_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)

@@ -186,5 +186,5 @@ def test_counting_observers_refuse():
 
 def test_optimizers_refuse_a_mixture():
     p = cuda.to_device(BATCHES[0])
-    with pytest.raises(TypeError, match=r"gradients\[0\] and parameters\[0\] must be of one kind"):
+    with pytest.raises(TypeError, match=r"gradients\[0\] and params\[0\] must be of one kind"):
         SGD([p], 0.1).step([BATCHES[0]])

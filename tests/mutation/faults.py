@@ -1131,7 +1131,7 @@ FAULTS = (
           "two optimizers with one state",
           tests("state", "a_copy_of_an_optimizer_steps_by_itself")),
     Fault("optim.py",
-          "checks.itself_or_apart(value, f\"parameters[{i}]\", found, f\"gradients[{i}]\")",
+          "checks.itself_or_apart(value, f\"params[{i}]\", found, f\"gradients[{i}]\")",
           "pass",
           "a gradient that changes while it is read",
           tests("optim", "a_gradient_that_overlaps_its_parameter")),
