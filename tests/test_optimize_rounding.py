@@ -640,13 +640,13 @@ ERRORS = {
     "inputs infinite": ({"inputs": np.full_like(X, np.inf)}, ValueError, "inputs must be finite"),
     "inputs too narrow": (
         {"inputs": X[:, :3].copy()}, ValueError,
-        "layers[0] must fit rows of shape (3,): x must have the shape (..., 4) for w of shape"),
+        "layers[0] must fit rows of shape (3,): input must have the shape (..., 4) for weight of"),
     "a layer too wide": (
         {"layers": [Linear(W), Linear(W)], "grids": [GRID, GRID]}, ValueError,
-        "layers[1] must fit rows of shape (2,): x must have the shape (..., 4) for w of shape"),
+        "layers[1] must fit rows of shape (2,): input must have the shape (..., 4) for weight of"),
     "images too small": (
         {"layers": Conv2d(normal(0, 1, 1, 3, 3)), "inputs": normal(1, 2, 1, 2, 2)}, ValueError,
-        "layers[0] must fit rows of shape (1, 2, 2): w must have a kernel within the padded"),
+        "layers[0] must fit rows of shape (1, 2, 2): weight must have a kernel within the padded"),
     "float_inputs of another shape": (
         {"float_inputs": X[:9]}, ValueError, "float_inputs must have the shape (20, 4), got"),
     "held_out of all": ({"held_out": 1.0}, ValueError, "held_out must be less than 1, got 1.0"),

@@ -132,7 +132,7 @@ class Conv2d:
             Outputs.
         """
         w = self.weight if weight is None else weight
-        y = apply(ag.conv2d, x, w, self.bias, self.stride, self.padding, self.groups)
+        y = apply(ag.conv2d, x, w, self.bias, self.stride, self.padding, groups=self.groups)
         return _activated(self, apply, y)
 
     def _columns(self, x: Array) -> Array:

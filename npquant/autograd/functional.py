@@ -20,26 +20,26 @@ Pair = tuple[int, int]
 _MOST = 2**31 - 1
 
 
-def linear(x: Array, w: Array, b: Array | None = None) -> Array:
+def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
     """Multiply rows by a matrix of weights, and add a bias.
 
-    For every row along the last axis of `x`::
+    For every row along the last axis of `input`::
 
-        y = x @ w.T + b
+        y = input @ weight.T + bias
 
     Parameters
     ----------
-    x : ndarray of shape (..., inputs)
+    input : ndarray of shape (..., inputs)
         Rows; float32 or float64.
-    w : ndarray of shape (outputs, inputs)
-        Weights, one row for each output; of the dtype of `x`.
-    b : ndarray of shape (outputs,), optional
-        Bias, of the dtype of `x`. By default none.
+    weight : ndarray of shape (outputs, inputs)
+        Weights, one row for each output; of the dtype of `input`.
+    bias : ndarray of shape (outputs,), optional
+        Bias, of the dtype of `input`. By default none.
 
     Returns
     -------
     ndarray of shape (..., outputs)
-        Result, of the dtype of `x`.
+        Result, of the dtype of `input`.
 
     Raises
     ------
@@ -66,36 +66,36 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     >>> ag.linear(np.array([[1.0, 10.0]]), w, b)
     array([[21.5, 43. , 65. ]])
     """
-    x = _floats(x, "x")
-    w = _like(w, "w", x)
+    x = _floats(input, "input")
+    w = _like(weight, "weight", x)
     if w.ndim != 2:
-        raise ValueError(f"w must have the shape (outputs, inputs), got {w.shape}")
+        raise ValueError(f"weight must have the shape (outputs, inputs), got {w.shape}")
     outputs, inputs = w.shape
     if x.ndim == 0 or x.shape[-1] != inputs:
-        raise ValueError(f"x must have the shape (..., {inputs}) for w of shape {w.shape}, "
-                         f"got {x.shape}")  # fmt: skip
+        raise ValueError(f"input must have the shape (..., {inputs}) for weight of shape "
+                         f"{w.shape}, got {x.shape}")  # fmt: skip
     y: Array = rows(x) @ w.T
-    if b is not None:
-        y += _bias(b, outputs, x)
+    if bias is not None:
+        y += _bias(bias, outputs, x)
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)
 
 
-def matmul(x: Array, y: Array) -> Array:
+def matmul(input: Array, other: Array) -> Array:
     """Multiply matrices.
 
     The last two axes are those of the matrices. The others broadcast, as in NumPy.
 
     Parameters
     ----------
-    x : ndarray of shape (..., n, k)
+    input : ndarray of shape (..., n, k)
         Matrices; float32 or float64.
-    y : ndarray of shape (..., k, m)
-        Matrices, of the dtype of `x`.
+    other : ndarray of shape (..., k, m)
+        Matrices, of the dtype of `input`.
 
     Returns
     -------
     ndarray of shape (..., n, m)
-        Products, of the dtype of `x`.
+        Products, of the dtype of `input`.
 
     Raises
     ------
@@ -120,28 +120,28 @@ def matmul(x: Array, y: Array) -> Array:
     >>> ag.matmul(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]))
     array([[11.]])
     """
-    x = _floats(x, "x")
-    y = _like(y, "y", x)
-    for array, name in ((x, "x"), (y, "y")):
+    x = _floats(input, "input")
+    y = _like(other, "other", x)
+    for array, name in ((x, "input"), (y, "other")):
         if array.ndim < 2:
             raise ValueError(f"{name} must have at least two axes, got shape {array.shape}")
     _broadcast(x.shape[:-2], y.shape[:-2], x, y)
     if x.shape[-1] != y.shape[-2]:
-        raise ValueError(f"y must have the shape (..., {x.shape[-1]}, m) for x of shape {x.shape}, "
-                         f"got {y.shape}")  # fmt: skip
+        raise ValueError(f"other must have the shape (..., {x.shape[-1]}, m) for input of shape "
+                         f"{x.shape}, got {y.shape}")  # fmt: skip
     return np.matmul(x, y)  # type: ignore[no-any-return]
 
 
-def add(x: Array | float, y: Array | float) -> Array:
+def add(input: Array | float, other: Array | float) -> Array:
     """Add two arrays, or an array and a number.
 
     Shapes broadcast, as in NumPy.
 
     Parameters
     ----------
-    x : ndarray or float
+    input : ndarray or float
         Array of float32 or float64, or a Python number.
-    y : ndarray or float
+    other : ndarray or float
         The same, of the same dtype; one of the two is an array.
 
     Returns
@@ -173,19 +173,19 @@ def add(x: Array | float, y: Array | float) -> Array:
     array([[11., 21.],
            [12., 22.]])
     """
-    return np.asarray(np.add(*_two(x, y)))
+    return np.asarray(np.add(*_two(input, other)))
 
 
-def mul(x: Array | float, y: Array | float) -> Array:
+def mul(input: Array | float, other: Array | float) -> Array:
     """Multiply two arrays, or an array and a number.
 
     Element by element. Shapes broadcast, as in NumPy.
 
     Parameters
     ----------
-    x : ndarray or float
+    input : ndarray or float
         Array of float32 or float64, or a Python number.
-    y : ndarray or float
+    other : ndarray or float
         The same, of the same dtype; one of the two is an array.
 
     Returns
@@ -217,28 +217,28 @@ def mul(x: Array | float, y: Array | float) -> Array:
     >>> ag.mul(np.array([1.0, 2.0]), 3)
     array([3., 6.])
     """
-    return np.asarray(np.multiply(*_two(x, y)))
+    return np.asarray(np.multiply(*_two(input, other)))
 
 
-def relu(x: Array) -> Array:
+def relu(input: Array) -> Array:
     """Replace what is negative by zero.
 
-    A NaN stays NaN. The gradient passes where `x` is not below or equal to zero.
+    A NaN stays NaN. The gradient passes where `input` is not below or equal to zero.
 
     Parameters
     ----------
-    x : ndarray
+    input : ndarray
         Values of any shape; float32 or float64.
 
     Returns
     -------
     ndarray
-        ``max(x, 0)``, of the shape and dtype of `x`.
+        ``max(input, 0)``, of the shape and dtype of `input`.
 
     Raises
     ------
     TypeError
-        If `x` is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
+        If `input` is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
 
     See Also
     --------
@@ -255,28 +255,28 @@ def relu(x: Array) -> Array:
     >>> ag.relu(np.array([-1.0, 0.0, 2.0]))
     array([0., 0., 2.])
     """
-    return np.asarray(np.maximum(_floats(x, "x"), 0))
+    return np.asarray(np.maximum(_floats(input, "input"), 0))
 
 
-def sigmoid(x: Array) -> Array:
+def sigmoid(input: Array) -> Array:
     """Compute the logistic function.
 
-    ``1 / (1 + exp(-x))``, by way of ``exp(-abs(x))``, which does not overflow.
+    ``1 / (1 + exp(-input))``, by way of ``exp(-abs(input))``, which does not overflow.
 
     Parameters
     ----------
-    x : ndarray
+    input : ndarray
         Values of any shape; float32 or float64.
 
     Returns
     -------
     ndarray
-        Values between 0 and 1, of the shape and dtype of `x`.
+        Values between 0 and 1, of the shape and dtype of `input`.
 
     Raises
     ------
     TypeError
-        If `x` is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
+        If `input` is no array, or of a dtype that is not allowed. float16 and bfloat16 are not.
 
     See Also
     --------
@@ -293,17 +293,18 @@ def sigmoid(x: Array) -> Array:
     >>> ag.sigmoid(np.array([0.0, -1000.0, 1000.0]))
     array([0.5, 0. , 1. ])
     """
-    x = _floats(x, "x")
+    x = _floats(input, "input")
     e = np.exp(-np.abs(x))
     return np.asarray(np.where(x < 0, e, x.dtype.type(1)) / (1 + e))
 
 
 def conv2d(
-    x: Array,
-    w: Array,
-    b: Array | None = None,
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
     stride: int | Pair = 1,
     padding: int | Pair = 0,
+    *,
     groups: int = 1,
 ) -> Array:
     """Correlate images with kernels.
@@ -314,12 +315,12 @@ def conv2d(
 
     Parameters
     ----------
-    x : ndarray of shape (N, C, H, W)
+    input : ndarray of shape (N, C, H, W)
         Images; float32 or float64.
-    w : ndarray of shape (K, C / groups, h, w)
-        Kernels of each of the K output channels, of the dtype of `x`.
-    b : ndarray of shape (K,), optional
-        Bias, of the dtype of `x`. By default none.
+    weight : ndarray of shape (K, C / groups, h, w)
+        Kernels of each of the K output channels, of the dtype of `input`.
+    bias : ndarray of shape (K,), optional
+        Bias, of the dtype of `input`. By default none.
     stride : int or pair of int, default 1
         Step from one place to the next, along H and W; at least 1.
     padding : int or pair of int, default 0
@@ -330,7 +331,7 @@ def conv2d(
     Returns
     -------
     ndarray of shape (N, K, (H + 2 * padding - h) // stride + 1, ...)
-        Result, of the dtype of `x`.
+        Result, of the dtype of `input`.
 
     Raises
     ------
@@ -358,16 +359,16 @@ def conv2d(
     array([[[[-3.5, -3.5],
              [-3.5, -3.5]]]])
     """
-    x, w, step, pad, g = correlation(x, w, stride, padding, groups)
-    size = places(x, w.shape[2:], step, pad, "w")
+    x, w, step, pad, g = correlation(input, weight, stride, padding, groups)
+    size = places(x, w.shape[2:], step, pad, "weight")
     found = w.reshape(g, w.shape[0] // g, -1) @ columns(x, w.shape[2:], step, pad, g)
-    if b is not None:
-        found += _bias(b, w.shape[0], x).reshape(g, -1, 1)
+    if bias is not None:
+        found += _bias(bias, w.shape[0], x).reshape(g, -1, 1)
     return image_major(found.reshape(w.shape[0], len(x), *size))
 
 
 def max_pool2d(
-    x: Array,
+    input: Array,
     kernel_size: int | Pair,
     stride: int | Pair | None = None,
     padding: int | Pair = 0,
@@ -378,7 +379,7 @@ def max_pool2d(
 
     Parameters
     ----------
-    x : ndarray of shape (N, C, H, W)
+    input : ndarray of shape (N, C, H, W)
         Images; float32 or float64.
     kernel_size : int or pair of int
         Height and width of a window.
@@ -390,7 +391,7 @@ def max_pool2d(
     Returns
     -------
     ndarray of shape (N, C, (H + 2 * padding - h) // stride + 1, ...)
-        Result, of the dtype of `x`.
+        Result, of the dtype of `input`.
 
     Raises
     ------
@@ -398,7 +399,7 @@ def max_pool2d(
         If an argument is of the wrong kind, or of a dtype that is not allowed. float16 and bfloat16
         are not.
     ValueError
-        If `x` does not have four axes, a window is larger than the padded images, or
+        If `input` does not have four axes, a window is larger than the padded images, or
         `kernel_size`, `stride` or `padding` is out of range.
 
     See Also
@@ -417,17 +418,17 @@ def max_pool2d(
     array([[[[ 5.,  7.],
              [13., 15.]]]])
     """
-    return pooled(*pooling(x, kernel_size, stride, padding))[0]
+    return pooled(*pooling(input, kernel_size, stride, padding))[0]
 
 
-def flatten(x: Array, start_dim: int = 1) -> Array:
+def flatten(input: Array, start_dim: int = 1) -> Array:
     """Make one axis of the last ones.
 
     The axes before `start_dim` stay as they are.
 
     Parameters
     ----------
-    x : ndarray
+    input : ndarray
         Values; float32 or float64.
     start_dim : int, default 1
         First of the axes that become one; a negative one counts from the back.
@@ -435,7 +436,7 @@ def flatten(x: Array, start_dim: int = 1) -> Array:
     Returns
     -------
     ndarray
-        View of `x`, or a copy where it lies in memory otherwise: a new array in any case.
+        View of `input`, or a copy where it lies in memory otherwise: a new array in any case.
 
     Raises
     ------
@@ -443,7 +444,7 @@ def flatten(x: Array, start_dim: int = 1) -> Array:
         If an argument is of the wrong kind, or of a dtype that is not allowed. float16 and bfloat16
         are not.
     ValueError
-        If `start_dim` is no axis of `x`.
+        If `start_dim` is no axis of `input`.
 
     See Also
     --------
@@ -460,10 +461,11 @@ def flatten(x: Array, start_dim: int = 1) -> Array:
     >>> ag.flatten(np.zeros((5, 3, 2, 2))).shape
     (5, 12)
     """
-    x = _floats(x, "x")
+    x = _floats(input, "input")
     first = checks.integer(start_dim, "start_dim")
     if not -x.ndim <= first < x.ndim:
-        raise ValueError(f"start_dim must be an axis of x, of shape {x.shape}, got {show(first)}")
+        raise ValueError(f"start_dim must be an axis of input, of shape {x.shape}, "
+                         f"got {show(first)}")  # fmt: skip
     kept = x.shape[: first % x.ndim]
     return x.reshape(*kept, math.prod(x.shape[len(kept) :]))
 
@@ -516,23 +518,23 @@ def mse_loss(input: Array, target: Array) -> Array:
     return _mean(np.square(input - target), input)
 
 
-def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
+def softmax_cross_entropy(input: Array, target: Array) -> Array:
     """Compute the mean cross-entropy of softmax.
 
-    The mean over the rows of ``log(sum(exp(logits))) - logits[label]``, with the greatest of the
+    The mean over the rows of ``log(sum(exp(input))) - input[label]``, with the greatest of the
     row subtracted first, so that nothing overflows. The rows are added in float64.
 
     Parameters
     ----------
-    logits : ndarray of shape (N, C)
+    input : ndarray of shape (N, C)
         A row of scores for each of N examples, at least one; float32 or float64.
-    labels : ndarray of shape (N,)
+    target : ndarray of shape (N,)
         The right one of the C classes: integers from 0 to C - 1.
 
     Returns
     -------
     ndarray
-        Mean, without axes, of the dtype of `logits`.
+        Mean, without axes, of the dtype of `input`.
 
     Raises
     ------
@@ -556,7 +558,7 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
     >>> ag.softmax_cross_entropy(np.zeros((1, 4)), np.array([2]))
     array(1.38629436)
     """
-    return cross_entropy(logits, labels)[0]
+    return cross_entropy(input, target)[0]
 
 
 # --- what the rules take from here ------------------------------------------------------------
@@ -569,9 +571,9 @@ def rows(x: Array) -> Array:
 
 def images(value: Any) -> Array:
     """An array of images."""
-    x = _floats(value, "x")
+    x = _floats(value, "input")
     if x.ndim != 4:
-        raise ValueError(f"x must have the shape (N, C, H, W), got {x.shape}")
+        raise ValueError(f"input must have the shape (N, C, H, W), got {x.shape}")
     return x
 
 
@@ -620,13 +622,13 @@ def correlation(
 ) -> tuple[Array, Array, Pair, Pair, int]:
     """The arguments of `conv2d`, checked."""
     x = images(x)
-    w = _like(w, "w", x)
+    w = _like(w, "weight", x)
     step, pad = _pair(stride, "stride", 1), _pair(padding, "padding", 0)
     g = checks.within(groups, "groups", 1, _MOST)
     if w.ndim != 4 or w.shape[1] * g != x.shape[1] or w.shape[0] % g or not len(w):
         raise ValueError(
-            f"w must have the shape (K, {x.shape[1]} / groups, h, w) with K positive, and K and "
-            f"{x.shape[1]} divisible by groups, got {w.shape} and groups {g}"
+            f"weight must have the shape (K, {x.shape[1]} / groups, h, w) with K positive, and K "
+            f"and {x.shape[1]} divisible by groups, got {w.shape} and groups {g}"
         )
     return x, w, step, pad, g
 
@@ -635,7 +637,7 @@ def pooling(x: Any, kernel_size: Any, stride: Any, padding: Any) -> tuple[Array,
     """The arguments of `max_pool2d`, checked."""
     x = images(x)
     if 0 in x.shape[2:]:
-        raise ValueError(f"x must have images of at least 1 x 1, got shape {x.shape}")
+        raise ValueError(f"input must have images of at least 1 x 1, got shape {x.shape}")
     kernel = _pair(kernel_size, "kernel_size", 1)
     step = kernel if stride is None else _pair(stride, "stride", 1)
     pad = _pair(padding, "padding", 0)
@@ -664,15 +666,15 @@ def pooled(x: Array, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Array, 
 
 def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
     """The mean cross-entropy, and the logarithm of softmax."""
-    logits = _floats(logits, "logits")
+    logits = _floats(logits, "input")
     if logits.ndim != 2 or 0 in logits.shape:
-        raise ValueError(f"logits must have the shape (N, C), both positive, got {logits.shape}")
+        raise ValueError(f"input must have the shape (N, C), both positive, got {logits.shape}")
     rows, classes = logits.shape
-    labels = checks.host_array(labels, "labels", dtypes.INTEGERS)
+    labels = checks.host_array(labels, "target", dtypes.INTEGERS)
     if labels.shape != (rows,):
-        raise ValueError(f"labels must have the shape ({rows},), got {labels.shape}")
+        raise ValueError(f"target must have the shape ({rows},), got {labels.shape}")
     if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(f"labels must lie within 0..{classes - 1}, got {labels.min()}.."
+        raise ValueError(f"target must lie within 0..{classes - 1}, got {labels.min()}.."
                          f"{labels.max()}")  # fmt: skip
     with np.errstate(over="ignore", invalid="ignore"):  # infinite differences, as in PyTorch
         y = logits - logits.max(axis=1, keepdims=True)
@@ -691,7 +693,7 @@ def _floats(value: Any, name: str) -> Array:
     return x
 
 
-def _like(value: Any, name: str, x: Array, other: str = "x") -> Array:
+def _like(value: Any, name: str, x: Array, other: str = "input") -> Array:
     found = _floats(value, name)
     if found.dtype != x.dtype:
         raise TypeError(f"{name} must have the dtype of {other}, {x.dtype}, got {found.dtype}")
@@ -701,11 +703,11 @@ def _like(value: Any, name: str, x: Array, other: str = "x") -> Array:
 def _two(x: Any, y: Any) -> tuple[Any, Any]:
     """Two arrays of one dtype, or an array and a number."""
     if _is_number(y):
-        return _floats(x, "x"), checks.number(y, "y")
-    y = _floats(y, "y")
+        return _floats(x, "input"), checks.number(y, "other")
+    y = _floats(y, "other")
     if _is_number(x):
-        return checks.number(x, "x"), y
-    x = _like(x, "x", y, "y")
+        return checks.number(x, "input"), y
+    x = _like(x, "input", y, "other")
     _broadcast(x.shape, y.shape, x, y)
     return x, y
 
@@ -720,14 +722,14 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...], x: Array, y: Array) -> No
     try:
         np.broadcast_shapes(a, b)
     except (ValueError, RuntimeError):  # the latter of more axes than it knows
-        raise ValueError(f"x and y must have shapes that broadcast, got {x.shape} and "
-                         f"{y.shape}") from None  # fmt: skip
+        raise ValueError(f"input and other must have shapes that broadcast, got "
+                         f"{x.shape} and {y.shape}") from None  # fmt: skip
 
 
 def _bias(value: Any, outputs: int, x: Array) -> Array:
-    b = _like(value, "b", x)
+    b = _like(value, "bias", x)
     if b.shape != (outputs,):
-        raise ValueError(f"b must have the shape ({outputs},), got {b.shape}")
+        raise ValueError(f"bias must have the shape ({outputs},), got {b.shape}")
     return b
 
 

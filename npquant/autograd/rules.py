@@ -83,60 +83,64 @@ def _entry(
 # --- functional.py ----------------------------------------------------------------------------
 
 
-def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Any]:
-    """y = x @ w.T + b."""
-    y = functional.linear(x, w, b)
-    shape = x.shape
+def linear(input: Array, weight: Array, bias: Array | None = None) -> tuple[Array, Any]:
+    """y = input @ weight.T + bias."""
+    y = functional.linear(input, weight, bias)
+    shape = input.shape
     return y, (
-        lambda grad: (functional.rows(grad) @ w).reshape(shape),
-        lambda grad: functional.rows(grad).T @ functional.rows(x),
+        lambda grad: (functional.rows(grad) @ weight).reshape(shape),
+        lambda grad: functional.rows(grad).T @ functional.rows(input),
         lambda grad: functional.rows(grad).sum(axis=0),
     )
 
 
-def matmul(x: Array, y: Array) -> tuple[Array, Any]:
-    """z = x @ y."""
-    z = functional.matmul(x, y)
-    of_x, of_y = x.shape, y.shape
-    return z, (
-        lambda grad: summed(grad @ y.swapaxes(-1, -2), of_x),
-        lambda grad: summed(x.swapaxes(-1, -2) @ grad, of_y),
+def matmul(input: Array, other: Array) -> tuple[Array, Any]:
+    """y = input @ other."""
+    y = functional.matmul(input, other)
+    of_input, of_other = input.shape, other.shape
+    return y, (
+        lambda grad: summed(grad @ other.swapaxes(-1, -2), of_input),
+        lambda grad: summed(input.swapaxes(-1, -2) @ grad, of_other),
     )
 
 
-def add(x: Any, y: Any) -> tuple[Array, Any]:
-    """z = x + y."""
-    of_x, of_y = np.shape(x), np.shape(y)
-    return functional.add(x, y), (lambda grad: summed(grad, of_x), lambda grad: summed(grad, of_y))
-
-
-def mul(x: Any, y: Any) -> tuple[Array, Any]:
-    """z = x * y."""
-    of_x, of_y = np.shape(x), np.shape(y)
-    return functional.mul(x, y), (
-        lambda grad: summed(grad * y, of_x),
-        lambda grad: summed(grad * x, of_y),
+def add(input: Any, other: Any) -> tuple[Array, Any]:
+    """y = input + other."""
+    of_input, of_other = np.shape(input), np.shape(other)
+    return functional.add(input, other), (
+        lambda grad: summed(grad, of_input),
+        lambda grad: summed(grad, of_other),
     )
 
 
-def relu(x: Array) -> tuple[Array, Any]:
-    """y = max(x, 0)."""
-    y = functional.relu(x)
+def mul(input: Any, other: Any) -> tuple[Array, Any]:
+    """y = input * other."""
+    of_input, of_other = np.shape(input), np.shape(other)
+    return functional.mul(input, other), (
+        lambda grad: summed(grad * other, of_input),
+        lambda grad: summed(grad * input, of_other),
+    )
+
+
+def relu(input: Array) -> tuple[Array, Any]:
+    """y = max(input, 0)."""
+    y = functional.relu(input)
     return y, (lambda grad: np.where(y <= 0, grad.dtype.type(0), grad),)
 
 
-def sigmoid(x: Array) -> tuple[Array, Any]:
-    """y = 1 / (1 + exp(-x))."""
-    y = functional.sigmoid(x)
+def sigmoid(input: Array) -> tuple[Array, Any]:
+    """y = 1 / (1 + exp(-input))."""
+    y = functional.sigmoid(input)
     return y, (lambda grad: grad * (1 - y) * y,)
 
 
 def conv2d(
-    x: Array, w: Array, b: Array | None = None, stride: Any = 1, padding: Any = 0, groups: int = 1
-) -> tuple[Array, Any]:
+    input: Array, weight: Array, bias: Array | None = None, stride: Any = 1, padding: Any = 0,
+    *, groups: int = 1,
+) -> tuple[Array, Any]:  # fmt: skip
     """A matrix product with the columns of the images, which are made anew rather than kept."""
-    y = functional.conv2d(x, w, b, stride, padding, groups)
-    x, w, step, pad, groups = functional.correlation(x, w, stride, padding, groups)
+    y = functional.conv2d(input, weight, bias, stride, padding, groups=groups)
+    x, w, step, pad, groups = functional.correlation(input, weight, stride, padding, groups)
     (n, c, *size), of_w, kernel = x.shape, w.shape, w.shape[2:]
     places = y.shape[2:]
 
@@ -157,10 +161,10 @@ def conv2d(
 
 
 def max_pool2d(
-    x: Array, kernel_size: Any, stride: Any = None, padding: Any = 0
+    input: Array, kernel_size: Any, stride: Any = None, padding: Any = 0
 ) -> tuple[Array, Any]:
     """The gradient of a window goes to its greatest value."""
-    x, kernel, step, pad = functional.pooling(x, kernel_size, stride, padding)
+    x, kernel, step, pad = functional.pooling(input, kernel_size, stride, padding)
     y, index = functional.pooled(x, kernel, step, pad)
     shape = x.shape
 
@@ -173,10 +177,10 @@ def max_pool2d(
     return y, (of_images,)
 
 
-def flatten(x: Array, start_dim: int = 1) -> tuple[Array, Any]:
+def flatten(input: Array, start_dim: int = 1) -> tuple[Array, Any]:
     """The same elements with other axes."""
-    y = functional.flatten(x, start_dim)
-    shape = x.shape
+    y = functional.flatten(input, start_dim)
+    shape = input.shape
     return y, (lambda grad: grad.reshape(shape),)
 
 
@@ -190,17 +194,17 @@ def mse_loss(input: Array, target: Array) -> tuple[Array, Any]:
     )
 
 
-def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Any]:
+def softmax_cross_entropy(input: Array, target: Array) -> tuple[Array, Any]:
     """The gradient of a row is its softmax less 1 at the label."""
-    y, log_softmax = functional.cross_entropy(logits, labels)
+    y, log_softmax = functional.cross_entropy(input, target)
 
-    def of_logits(grad: Array) -> Array:
+    def of_input(grad: Array) -> Array:
         p = np.exp(log_softmax)
-        p[np.arange(len(p)), labels] -= 1
+        p[np.arange(len(p)), target] -= 1
         p *= grad / len(p)
         return p
 
-    return y, (of_logits,)
+    return y, (of_input,)
 
 
 def adaround_regularizer(V: Array, beta: Any) -> tuple[Array, Any]:
@@ -304,16 +308,16 @@ RULES: Final[dict[Function, Rule]] = dict(
         # Each with its rule above, and the arguments that have gradients.
         function(nq.adaround_regularizer, adaround_regularizer, "V"),
         function(nq.convert_element_type, convert_element_type, "input"),
-        function(functional.linear, linear, "x", "w", "b"),
-        function(functional.matmul, matmul, "x", "y"),
-        function(functional.add, add, "x", "y"),
-        function(functional.mul, mul, "x", "y"),
-        function(functional.relu, relu, "x"),
-        function(functional.sigmoid, sigmoid, "x"),
-        function(functional.conv2d, conv2d, "x", "w", "b"),
-        function(functional.max_pool2d, max_pool2d, "x"),
-        function(functional.flatten, flatten, "x"),
+        function(functional.linear, linear, "input", "weight", "bias"),
+        function(functional.matmul, matmul, "input", "other"),
+        function(functional.add, add, "input", "other"),
+        function(functional.mul, mul, "input", "other"),
+        function(functional.relu, relu, "input"),
+        function(functional.sigmoid, sigmoid, "input"),
+        function(functional.conv2d, conv2d, "input", "weight", "bias"),
+        function(functional.max_pool2d, max_pool2d, "input"),
+        function(functional.flatten, flatten, "input"),
         function(functional.mse_loss, mse_loss, "input", "target"),
-        function(functional.softmax_cross_entropy, softmax_cross_entropy, "logits"),
+        function(functional.softmax_cross_entropy, softmax_cross_entropy, "input"),
     )
 )
