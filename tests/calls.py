@@ -11,7 +11,7 @@ import npquant as nq
 from npquant.ops import fast_path
 
 #: The arguments that are data: arrays of one shape, read once.
-DATA = ("input", "w_int8", "grad", "mask", "min_val", "max_val", "V")
+DATA = ("input", "grad", "mask", "min_val", "max_val", "V")
 
 #: The ops with an exponential in them: the oracle is near, and their own bits are the measure of
 #: what must not change them. How near is for test_adaround.py to say.
@@ -181,7 +181,7 @@ CALLS = {
     "dequantize_per_token": lambda x, axis: {"input": codes(x), **_tokens(x, axis), **INT8},
     "quantize_per_channel_group": lambda x, axis: {"input": x, **_groups(x, axis), **CODES},
     "dequantize_per_channel_group": lambda x, axis: {
-        "w_int8": codes(x),
+        "input": codes(x),
         **_groups(x, axis),
         **INT8,
     },

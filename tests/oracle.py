@@ -407,7 +407,7 @@ def dequantize_per_token(
 
 
 def dequantize_per_channel_group(
-    w_int8,
+    input,
     scales,
     zero_points,
     quant_min,
@@ -417,7 +417,7 @@ def dequantize_per_channel_group(
     output_dtype=np.float32,
 ):
     """Dequantize with one scale a group along the last axis; no zero points means 0."""
-    q = np.asarray(w_int8)
+    q = np.asarray(input)
     zero_points = np.zeros(1, np.int64) if zero_points is None else zero_points
     layout = per_group(q, scales, group_size)
     return _dequantize_promoted(q, layout, scales, zero_points, output_dtype)

@@ -630,18 +630,15 @@ def test_a_spec_among_arrays(name):
 
 def test_out_is_compared_with_an_argument_by_its_name():
     """That is not `input` everywhere."""
-    zeros, qparams = np.zeros((2, 4), F32), (np.ones((2, 1), F32), np.zeros((2, 1), np.int32))
+    zeros = np.zeros((2, 4), F32)
     for data, op, args in (
         ("V", nq.adaround_regularizer_backward, (2.0,)),
         ("grad", nq.fake_quant_per_channel_backward, (np.ones((2, 4), bool),)),
         ("input", nq.quantize_per_tensor, (1.0, 0, -8, 7, np.int32)),
-        ("w_int8", nq.dequantize_per_channel_group, (*qparams, -8, 7, np.int16, 4)),
-        ("w_int8", nq.dequantize_per_channel_group, ([1, 1], None, -8, 7, np.int16, 4)),
     ):
         out = zeros.view(np.int32) if data == "input" else zeros
-        x = zeros.view(np.int16)[:, :4] if data == "w_int8" else zeros[::-1]
         with pytest.raises(ValueError, match=f"^out must be {data} itself or not overlap it"):
-            op(x, *args, out=out)
+            op(zeros[::-1], *args, out=out)
 
 
 def test_what_is_named_beside_a_spec():
@@ -676,7 +673,7 @@ def test_data_without_an_axis(name):
     for key in DATA:
         if key in kwargs:
             kwargs[key] = kwargs[key].reshape(-1)[0].reshape(())
-    raises_and_writes_nothing(name, kwargs, ValueError, f"({axis_name(name)}|input|w_int8)")
+    raises_and_writes_nothing(name, kwargs, ValueError, f"({axis_name(name)}|input)")
 
 
 @pytest.mark.parametrize("name", WITH_OUT)

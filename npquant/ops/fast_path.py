@@ -192,8 +192,6 @@ class Form(NamedTuple):
     #: What `out` must be apart from: inputs but for the one at `place`, and the qparams.
     names: tuple[str, ...]
     place: int = 0
-    #: The name of that one.
-    data: str = "input"
     #: Whether there is a mask, too.
     masked: bool = False
     #: Whether the kernel takes the reciprocal of a scale.
@@ -216,7 +214,7 @@ def fast_path(kind: type, form: Form) -> FastPath:
         return no_fast_path
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
-        names, place, data, masked, inverse, past,
+        names, place, masked, inverse, past,
     ) = form  # fmt: skip
     n, code = prod(shape), precision[2]
     # A kernel's public name is the method `run` of its `Elementwise`.
@@ -256,7 +254,7 @@ def fast_path(kind: type, form: Form) -> FastPath:
     def onto(x: Any, scale: Any, zero_point: Any, out: Any) -> tuple[Array, Any] | None:
         """Of data that are not contiguous, from which `out` is as far as it must be."""
         u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
-        y = checks.output(out, u, target, names, (*others, scale, zero_point), data)
+        y = checks.output(out, u, target, names, (*others, scale, zero_point))
         if not several and not y.flags.carray:  # both may lie in another order
             order = memory_order(x)
             lying = None if order is None else in_order[order]
@@ -307,7 +305,7 @@ def fast_path(kind: type, form: Form) -> FastPath:
             if out is x and n > PIECE:  # which is better done in pieces
                 return None
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
-            y = checks.output(out, u, target, names, (*others, *qparams), data)
+            y = checks.output(out, u, target, names, (*others, *qparams))
             if not y.flags.carray:
                 return None
         mask = _empty(shape, _BOOL) if masked else None

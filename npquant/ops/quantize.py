@@ -723,7 +723,7 @@ def quantize_per_channel_group(
 
 
 def dequantize_per_channel_group(
-    w_int8: Array,
+    input: Array,
     scales: Array,
     zero_points: Array | None,
     quant_min: int,
@@ -738,7 +738,7 @@ def dequantize_per_channel_group(
 
     With the scale and the zero point of its group, every code becomes a value::
 
-        output = (w_int8 - zero_point) * scale
+        output = (input - zero_point) * scale
 
     The difference is exact for integers. The product is rounded to the dtype of `scales`, promoted
     with fractional zero points, and then to `output_dtype`. A NaN, which only float8 has, stays
@@ -746,7 +746,7 @@ def dequantize_per_channel_group(
 
     Parameters
     ----------
-    w_int8 : ndarray or ArraySpec
+    input : ndarray or ArraySpec
         Codes of shape (rows, columns), of the dtype `dtype`, which need not be int8.
     scales : array_like of shape (..., columns / group_size), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
@@ -805,9 +805,9 @@ def dequantize_per_channel_group(
     >>> nq.dequantize_per_channel_group(q, scales, None, -8, 7, np.int8, group_size=2)
     array([[ 0.1, -0.4,  3. ,  7. ]], dtype=float32)
     """
-    q = checks.codes(w_int8, dtype, "w_int8", out)
+    q = checks.codes(input, dtype, out=out)
     plan = _from_groups(q.shape, group_size, output_dtype, quant_min, quant_max, q.dtype, type(q))
-    return _dequantize_rows(plan, q, scales, zero_points, out, _qparams_or_none, "w_int8")
+    return _dequantize_rows(plan, q, scales, zero_points, out, _qparams_or_none)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -927,19 +927,18 @@ def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> _Ba
 @checks.remembered
 def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> _Back:
     checks.bounds_of(*bounds)
-    found = checks.groups(shape, group_size, 2, "w_int8")
-    return _promoting(shape, found, output_dtype, *bounds[2:], data="w_int8")
+    return _promoting(shape, checks.groups(shape, group_size, 2), output_dtype, *bounds[2:])
 
 
 def _promoting(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], output_dtype: Any,
-    dtype: dtypes.DType, kind: type, *, data: str = "input",
+    dtype: dtypes.DType, kind: type,
 ) -> _Back:  # fmt: skip
     result = _output_dtype(output_dtype, "output_dtype")
     at_once: FastPath = no_fast_path
     if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         form = Form("dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result,
-                    dtypes.CODES, (-_SMALL, _SMALL), checks.QPARAMS, data=data)  # fmt: skip
+                    dtypes.CODES, (-_SMALL, _SMALL), checks.QPARAMS)  # fmt: skip
         at_once = fast_path(kind, form)
     return *found, result, at_once
 
@@ -1043,7 +1042,6 @@ def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
 
 def _dequantize_rows(
     plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any, qparams: Callable[..., Any],
-    data: str = "input",
 ) -> Array:  # fmt: skip
     """Dequantize per token or group, with qparams that are checked so."""
     granularity, shapes, result, at_once = plan
@@ -1057,7 +1055,7 @@ def _dequantize_rows(
         s, z = found
     else:
         s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
-    y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points), data)
+    y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points))
     lib = backend.of(q)
     in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
     kernel = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted

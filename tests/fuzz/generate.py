@@ -716,13 +716,13 @@ def _quantize_rows(m, groups):
     m.out(d.target, size, "input")
 
 
-def _dequantize_rows(m, groups, name):
+def _dequantize_rows(m, groups):
     d, (lo, hi) = m.dtypes, within(m.draw, m.dtypes.target)
     size = _rows(m, lo, hi, groups, groups)
-    m.data(name, codes_of(m.draw, size, d.target), {d.target})
+    m.data("input", codes_of(m.draw, size, d.target), {d.target})
     _codes_end(m, lo, hi)
     out = output_dtype(m, "output_dtype")
-    m.out(out if known(out) else F32, size, name)
+    m.out(out if known(out) else F32, size, "input")
 
 
 # --- fake quantize --------------------------------------------------------------------------------
@@ -1148,9 +1148,9 @@ DRAWERS = {
     "quantize_per_channel": quantize_per_channel,
     "dequantize_per_channel": dequantize_per_channel,
     "quantize_per_token": lambda m: _quantize_rows(m, False),
-    "dequantize_per_token": lambda m: _dequantize_rows(m, False, "input"),
+    "dequantize_per_token": lambda m: _dequantize_rows(m, False),
     "quantize_per_channel_group": lambda m: _quantize_rows(m, True),
-    "dequantize_per_channel_group": lambda m: _dequantize_rows(m, True, "w_int8"),
+    "dequantize_per_channel_group": lambda m: _dequantize_rows(m, True),
     "fake_quantize_per_tensor_affine": fake_quantize_per_tensor,
     "fake_quantize_per_tensor_affine_cachemask": fake_quantize_per_tensor,
     "fake_quantize_per_tensor_affine_cachemask_tensor_qparams": fake_quantize_tensor_qparams,
