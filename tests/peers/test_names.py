@@ -1,6 +1,7 @@
-"""docs/pytorch.md: every name is there, on both sides; and what it says of quantized tensors."""
+"""docs/pytorch.md: every name is there, on both sides, and its arguments; what else it says."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -13,17 +14,40 @@ import torch.ao.quantization.fx._decomposed
 import npquant as nq
 
 PAGE = (Path(nq.__file__).parents[1] / "docs" / "pytorch.md").read_text()
-ROWS = [
-    [re.findall(r"`([\w.]+)`", cell) for cell in line.strip("|").split("|")]
-    for line in PAGE.splitlines()
-    if line.startswith("| `")
-]
+NAMES, ARGUMENTS = PAGE.split("## Missing arguments")
+
+
+def rows(page):
+    """Return the names in each cell of the tables."""
+    return [
+        [re.findall(r"`([\w.]+)`", cell) for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("| `")
+    ]
+
+
+ROWS = rows(NAMES)
 PAIRS = [(cells[0][0], cells[1][0]) for cells in ROWS if len(cells) == 2]
 PAIRS += [
     (f"{theirs}.{name}", f"{ours}.{name}")
     for (theirs,), names, (ours,) in (cells for cells in ROWS if len(cells) == 3)
     for name in names
 ]
+#: Arguments that npquant lacks, by the last name of what it has.
+MISSING = {name: lacks for names, lacks in rows(ARGUMENTS) for name in names}
+#: Arguments that PyTorch lacks.
+OWN = {
+    "out", "rounding", "symmetric", "zero_point_rounding", "per_token", "group_size", "init",
+    "upsample_rate",
+}  # fmt: skip
+#: What is of another kind here.
+OTHERS = {
+    "torch.Tensor.to", "torch.autograd.Function", "torch.autograd.grad", "torch.nn.Module",
+    "torch.nn.Parameter", "torch.ao.quantization.ObserverBase", "torch.set_num_threads",
+    "torch.ao.ns.fx.utils.compute_cosine_similarity", "torch.ao.ns.fx.utils.compute_sqnr",
+}  # fmt: skip
+#: Where the signature of a function that chooses between two is found.
+CHOSEN = {"torch.nn.functional.max_pool2d": "torch.nn.functional.max_pool2d_with_indices"}
 
 
 def found(name):
@@ -42,6 +66,35 @@ def found(name):
 def test_names(theirs, ours):
     assert callable(found(theirs))
     assert callable(found(ours))
+
+
+def arguments(name):
+    """Return the names of PyTorch's arguments, from a schema where it is not written in Python."""
+    value = found(CHOSEN.get(name, name))
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return names(value)
+    if not isinstance(value, torch._ops.OpOverloadPacket):
+        value = getattr(torch.ops.aten, name.rpartition(".")[2])
+    schema = getattr(value, value.overloads()[0])._schema
+    return ["input" if a.name == "self" else a.name for a in schema.arguments]
+
+
+def names(function, *, but=()):
+    """Return the names of arguments, without those of the kinds `but`."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, *but)
+    found = inspect.signature(function).parameters.values()
+    return [p.name for p in found if p.kind not in kinds]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [p for p in PAIRS if p[0] not in OTHERS])
+def test_arguments(theirs, ours):
+    """They are PyTorch's in their order, less what the page says; up to there also by place."""
+    wanted, lacks = arguments(theirs), MISSING.get(ours.rpartition(".")[2], [])
+    assert set(lacks) <= set(wanted)
+    got = [name for name in names(found(ours)) if name not in OWN or name in wanted]
+    assert got == [name for name in wanted if name not in lacks]
+    placed = names(found(ours), but=[inspect.Parameter.KEYWORD_ONLY])
+    assert placed == wanted[: len(placed)]
 
 
 def test_there_are_names():
