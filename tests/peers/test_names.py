@@ -5,6 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.ao.quantization._learnable_fake_quantize
 import torch.ao.quantization.fx._decomposed
 
 import npquant as nq
+from npquant.modules import FakeQuantize
 
 PAGE = (Path(nq.__file__).parents[1] / "docs" / "pytorch.md").read_text()
 NAMES, ARGUMENTS = PAGE.split("## Missing arguments")
@@ -104,6 +106,32 @@ def test_there_are_names():
     for name in nq.__all__:
         if hasattr(torch.ops.quantized_decomposed, name) or hasattr(torch, name):
             assert f"npquant.{name}" in ours, name
+
+
+def test_dtypes_by_way_of_bits():
+    """The page's lines, run: each pair goes from a tensor to an array and back, in its memory."""
+    lines = [line.strip() for line in PAGE.splitlines() if line.startswith("    ")]
+    assert len(lines) == 4
+    for there, back in (lines[:2], lines[2:]):
+        dtype = found(re.findall(r"torch\.b?float\w+", back)[0])
+        space = {"torch": torch, "np": np, "ml_dtypes": ml_dtypes}
+        space["tensor"] = tensor = torch.tensor([1.5, -2.0]).to(dtype)
+        exec(there, space)
+        assert space["x"].tolist() == [1.5, -2.0]
+        exec(back, space)
+        assert space["tensor"].dtype == dtype
+        assert space["tensor"].data_ptr() == tensor.data_ptr()
+    codes = np.array([-8, 7], ml_dtypes.int4)
+    with pytest.raises(TypeError, match="can't convert"):
+        torch.from_numpy(codes)
+    assert torch.from_numpy(codes.astype(np.int8)).tolist() == [-8, 7]
+
+
+@pytest.mark.parametrize("name", ["observer", "fake_quant"])
+def test_switches_are_methods(name):
+    for switch in (f"enable_{name}", f"disable_{name}"):
+        assert callable(getattr(torch.ao.quantization, switch))
+        assert callable(getattr(FakeQuantize, switch))
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
