@@ -641,6 +641,44 @@ def test_estimates_of_a_vector_per_channel(init):
     assert_same(module.scale.value, expected.astype(F32))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("fine", [False, True], ids=["powers of two", "other scales"])
+def test_codes_of_a_learned_module(dtype, fine):
+    """Those of its result dequantize to it. Its input is ties, whose own codes are others."""
+    ops = {
+        "channel": (nq.quantize_per_channel, nq.dequantize_per_channel, {"ch_axis": 0}, (0,), ()),
+        "token": (nq.quantize_per_token, nq.dequantize_per_token, {"per_token": True}, (), ()),
+        "group": (nq.quantize_per_channel_group, nq.dequantize_per_channel_group,
+                  {"group_size": 16}, (), (16,)),
+    }  # fmt: skip
+    for name, (quantize, dequantize, kwargs, before, after) in ops.items():
+        width = 16 if name == "group" else 64
+        count = 4 * 64 // width
+        module = LearnableFakeQuantize(
+            PerChannelMinMaxObserver, -8, 7, channel_len=count, dtype=np.int8,
+            qscheme="per_channel_affine", **kwargs,
+        ).enable_param_learning()  # fmt: skip
+        scale = 2.0 ** rng(0).integers(-5, 0, count) * (1.1 if fine else 1)
+        module.scale.value[:] = scale
+        module.zero_point.value[:] = rng(1).integers(-8, 8, count) + rng(2).uniform(
+            -0.4, 0.4, count
+        )
+        steps = rng(3).integers(-12, 12, (count, width)) + 0.5
+        x = (steps * scale.astype(F32)[:, None]).astype(dtype).reshape(4, 64)
+        y, (s, z) = module(x), module.calculate_qparams()
+        bounds = -8, 7, np.int8
+        codes = quantize(y, s, z, *before, *bounds, *after)
+        if dtype == np.float64:
+            s = s.astype(np.float64)
+        options = {"out_dtype" if name == "channel" else "output_dtype": dtype}
+        assert_same(dequantize(codes, s, z, *before, *bounds, *after, **options), y)
+        if name != "channel" and not fine:
+            assert (quantize(x, s, z, *before, *bounds, *after) != codes).any()
+        if fine and dtype == F32:
+            divided = quantize(x, s, z, *before, *bounds, *after, rounding="divide")
+            assert (divided != codes).any()
+
+
 def test_lsq_without_positive_codes():
     module = LearnableFakeQuantize(MinMaxObserver, -9, 0, dtype=np.int8, init="lsq",
                                    qscheme="per_tensor_symmetric")  # fmt: skip

@@ -104,6 +104,13 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     Departures from PyTorch: D7, D10, D12, D13, D25, D28; see docs/departures.md.
 
+    The codes of what was learned are those of the module's result, which lies on the grid (in
+    two-byte floats, of codes of up to 8 bits). Codes of the array itself may be others at ties:
+    quantize ops per token and per group add the zero point before they round, the module after, and
+    with ``rounding="divide"`` they divide, where the module multiplies by the reciprocal. Of
+    float64, `npquant.dequantize_per_token` and `npquant.dequantize_per_channel_group` need the
+    scales in float64 to give the result.
+
     References
     ----------
     .. [1] S. K. Esser et al., "Learned Step Size Quantization", ICLR 2020, arXiv:1902.08153.
@@ -113,6 +120,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     Examples
     --------
     >>> import numpy as np
+    >>> import npquant as nq
     >>> import npquant.autograd as ag
     >>> from npquant.modules import LearnableFakeQuantize, MinMaxObserver
     >>> fake_quantize = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
@@ -124,6 +132,15 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     ...     loss = tape.apply(ag.mse_loss, tape.apply(fake_quantize, x), x)
     >>> tape.gradient(loss, fake_quantize.scale).round(4)
     array([0.0213], dtype=float32)
+
+    Codes of the result, which dequantize to it:
+
+    >>> y, (scale, zero_point) = fake_quantize(x), fake_quantize.calculate_qparams()
+    >>> codes = nq.quantize_per_tensor(y, scale, zero_point, -8, 7, np.int8)
+    >>> codes
+    array([-8,  2,  7], dtype=int8)
+    >>> np.array_equal(nq.dequantize_per_tensor(codes, scale, zero_point, -8, 7, np.int8), y)
+    True
     """
 
     _parameters = ("scale", "zero_point")
