@@ -178,7 +178,9 @@ def optimize_rounding(
         default the same.
     gram : bool, default True
         Whether layers without an activation learn from Gram matrices of their inputs, that is from
-        all rows at every step, for the price of one product with a square matrix.
+        all rows at every step, for the price of one product with a square matrix, as wide as the
+        weight. Without, it is two products with the rows (of a convolution, the places) of a batch,
+        which is less where these are fewer than half the columns of the weight.
     batch_size : int, default 256
         Number of rows that other layers learn from in a step, drawn by `rng`; all of them if there
         are no more.
