@@ -954,7 +954,7 @@ def test_tensors_that_require_a_gradient():
     for wrong in (scales, [scales[0], scales[1]], torch.ones(2, dtype=torch.complex64).conj().imag):
         with pytest.raises(TypeError, match=r"^scales must be .* tensor\.(detach|resolve_neg)\("):
             nq.quantize_per_channel(x, wrong, *args)
-    with pytest.raises(TypeError, match=r"^input must be .* whose \.detach\(\)\.numpy\(\) is one"):
+    with pytest.raises(TypeError, match=r"^input must be .* whose \.detach\(\)\.numpy\(\) is an"):
         nq.quantize_per_channel(torch.nn.Parameter(torch.tensor(x)), scales, *args)
     taken = nq.quantize_per_channel(x, scales.detach(), *args)
     cases.assert_same(taken, np.ones((2, 4), np.int8))
