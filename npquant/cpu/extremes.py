@@ -250,14 +250,14 @@ class Extremes:
             if isinstance(found, Spans):
                 least, greatest = self._of_columns(found, flat, kind)
             else:
-                least, greatest = self._of_tiles(granularity, found, x, flat, kind)
+                least, greatest = self._by_tile(granularity, found, x, flat, kind)
             _of_tiles(channels, least.size, (least, greatest, lo, hi), (dtype, kind))
         if order is not None:
             back = tuple(np.argsort(order))
             lo, hi = (turned(v, x.shape, back).reshape(-1) for v in (lo, hi))
         return lo, hi
 
-    def _of_tiles(
+    def _by_tile(
         self, granularity: Granularity, found: Layout | None, x: Array, flat: Array, kind: Any
     ) -> tuple[Array, Array]:
         """The least and the greatest key of each tile of each channel."""
