@@ -11,8 +11,8 @@ from numba import types
 from npquant.cpu import strided
 from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
-from npquant.cpu.memory import after, local, settle, to_line, write_past
-from npquant.cpu.segments import LONG
+from npquant.cpu.memory import LONG, after, local
+from npquant.cpu.segments import WAITING, end_past, waits_at, written_past
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory
 from npquant.layout import PER_TENSOR
@@ -30,16 +30,13 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     serial, run = kernel.serial, inlined(segment)
 
     def past(begin: Any, end: Any, x: Any, y: Any) -> None:
-        made = local(LONG, item(y))
+        waiting, held = local(WAITING, item(y)), 0
         while begin < end:
-            m = min(to_line(y, begin) or LONG, end - begin)
-            if m < LONG:
-                run(begin, begin + m, *(x + (y,)))  # noqa: RUF005 (for Numba)
-            else:
-                run(0, LONG, *(after(x, begin) + (made,)))  # noqa: RUF005
-                write_past(y, begin, made, LONG)
+            m = min(end - begin, LONG - (begin & (LONG - 1)))
+            run(0, m, *(after(x, begin) + after((waiting,), waits_at(begin))))  # noqa: RUF005
             begin += m
-        settle()
+            held = written_past(y, begin, waiting, held + m)
+        end_past(y, end, waiting, held)
 
     def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
         size = strided.piece(views)

@@ -29,6 +29,9 @@ MOST_AXES = 64
 #: most of what moves is read.
 FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
 
+#: Runs are done LONG elements at a time.
+LONG = 512
+
 _PROCESSOR: str = config.CPU_NAME or get_host_cpu_name()  # type: ignore[attr-defined]
 #: Whether what is only read is fetched, too: Zen is faster by itself there. (Measured.)
 FETCHED_TO_READ = not _PROCESSOR.startswith("znver")
@@ -263,13 +266,15 @@ lowered(fetch)(_fetching(3))
 lowered(fetch_to_second)(_fetching(2))
 
 
-def write_past(y: Any, first: Any, made: Any, n: Any) -> int:
-    """Write `n` values to `y`, from `first` on, past the caches, but for those after the last line.
+def write_past(y: Any, stop: Any, room: Any, held: Any) -> int:
+    """Write to `y`, past the caches, the `held` values before `stop` that wait at the end of `room`.
 
-    These become the first of `made`, and how many they are is returned. What is overwritten need
-    not be read before, as it is for what goes by a cache. Others see it after `settle`.
+    Those after the last line of the cache wait on, before the LONG last places, and how many they
+    are is returned. What is overwritten need not be read before, as it is for what goes by a cache.
+    Others see it after `settle`.
     """
-    y[first : first + n] = made[:n]
+    end = LINE + LONG
+    y[stop - held : stop] = room[end - held : end]
     return 0
 
 
@@ -278,39 +283,40 @@ def _as(builder: Any, place: Any, kind: Any) -> Any:
 
 
 @lowered(write_past)
-def _write_past(context: Any, y: Any, first: Any, made: Any, n: Any) -> Any:
+def _write_past(context: Any, y: Any, stop: Any, room: Any, held: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         data = data_of(context, builder, y, args[0])
-        read = data_of(context, builder, made, args[2])
-        first, n = args[1], args[3]
-        element, word = context.get_data_type(y.dtype), n.type
+        stop, held, word = args[1], args[3], args[1].type
+        element = context.get_data_type(y.dtype)
         size = context.get_abi_sizeof(element)
         past = builder.module.add_metadata([ir.IntType(32)(1)])
+        data = builder.gep(data, [builder.sub(stop, held)])
+        first = builder.sub(word(LINE + LONG), held)
+        read = builder.gep(data_of(context, builder, room, args[2]), [first])
 
         def move(k: Any, some: int) -> None:
             kind = ir.VectorType(element, some) if some > 1 else element
-            to = builder.gep(data, [builder.add(first, k)])
             value = builder.load(_as(builder, builder.gep(read, [k]), kind), align=size)
-            store = builder.store(value, _as(builder, to, kind), align=size * some)
+            to = _as(builder, builder.gep(data, [k]), kind)
+            store = builder.store(value, to, align=size * some)
             if some > 1:
                 store.set_metadata("nontemporal", past)
 
-        place = builder.add(builder.udiv(builder.ptrtoint(data, word), word(size)), first)
+        place = builder.udiv(builder.ptrtoint(data, word), word(size))
         head = builder.and_(builder.neg(place), word(LINE // size - 1))
-        head = builder.select(builder.icmp_signed("<", head, n), head, n)
-        lines = builder.and_(builder.sub(n, head), word(-LINE // size))
+        head = builder.select(builder.icmp_signed("<", head, held), head, held)
+        lines = builder.and_(builder.sub(held, head), word(-LINE // size))
         tail = builder.add(head, lines)
         with cgutils.for_range(builder, head) as loop:
             move(loop.index, 1)
         with cgutils.for_range_slice(builder, head, tail, word(LINE // size), word) as (k, _):
             move(k, LINE // size)
-        rest = builder.sub(n, tail)
-        with cgutils.for_range(builder, rest) as loop:
-            value = builder.load(builder.gep(read, [builder.add(tail, loop.index)]))
-            builder.store(value, builder.gep(read, [loop.index]))
-        return rest
+        with cgutils.for_range_slice(builder, tail, held, word(1), word) as (k, _):
+            value = builder.load(builder.gep(read, [k]))
+            builder.store(value, builder.gep(read, [builder.sub(k, word(LONG))]))
+        return builder.sub(held, tail)
 
-    return types.intp(y, types.intp, made, types.intp), codegen
+    return types.intp(y, types.intp, room, types.intp), codegen
 
 
 def settle() -> None:

@@ -18,14 +18,14 @@ from npquant.cpu.memory import (
     FETCHED,
     FETCHED_FAR,
     LINE,
+    LONG,
     fetch,
     fetch_to_second,
     local,
     to_line,
     width,
-    write_past,
 )
-from npquant.cpu.segments import LONG, MADE, Function, end_past, write_rest
+from npquant.cpu.segments import WAITING, Function, end_past, waits_at, write_rest, written_past
 from npquant.primitives import each, item, store
 
 #: A shorter period is repeated up to it.
@@ -108,7 +108,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
         if not usual(look, scale, zero_point, least, most):
             return False
         constants = lo, hi, nan
-        made, held = local(MADE, item(y)), 0
+        waiting, held = local(WAITING, item(y)), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         span = channels * inner * repeats
@@ -122,23 +122,21 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                 for i in range(start + part, last, period):
                     at, stop = max(begin, i), min(last, i + rows)
                     while at < stop:
-                        m = min(stop - at, LONG)
+                        m = min(stop - at, LONG - (at & (LONG - 1)))
                         if rows > MANY:
                             fetch_to_second(x, at + AHEAD, m)
-                        base, at_row, to = np.uintp(at), np.uintp(at - i), np.uintp(held)
+                        base, at_row, to = np.uintp(at), np.uintp(at - i), waits_at(at)
                         for k in range(np.uintp(m)):
                             p = table.take(columns, at_row + k, kind)
                             value, _ = element(each(x, base + k), p, constants, y)
-                            store(made, to + k, value)
+                            store(waiting, to + k, value)
                         at += m
-                        held += m
-                        if held >= LONG:
-                            held = write_past(y, at - held, made, held)
+                        held = written_past(y, at, waiting, held + m)
                     if rows < period:  # what comes next lies elsewhere
-                        write_rest(y, at, made, held)
+                        write_rest(y, at, waiting, held)
                         held = 0
             begin = last
-        end_past(y, end, made, held)
+        end_past(y, end, waiting, held)
         return True
 
     return periods_past

@@ -23,6 +23,8 @@ from npquant.cpu.memory import (
     AHEAD,
     FAR,
     FETCHED_FAR,
+    LINE,
+    LONG,
     fetch,
     local,
     near,
@@ -41,13 +43,14 @@ Function = Callable[..., Any]
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache, and are done LONG elements at a time, which takes a little less time where
 #: no cache holds the array.
-BLOCK, LONG = 16, 512
+BLOCK = 16
 #: Bits of the length of such runs: all there may be.
 OF_BLOCKS = 2**64 - BLOCK
 #: Runs whose parameters are made together, in a vectorised loop.
 RUNS = 256
-#: What is written past the caches waits on the stack until it is LONG or more, MADE at most.
-MADE = 2 * LONG
+#: What is written past the caches waits on the stack until it is LONG, and what is left of it before
+#: these. Vectors that are stored there across two lines of the cache would take twice as long.
+WAITING = LINE + LONG
 
 
 def runs_of(parameters: Function, element: Function, past: bool) -> Function:
@@ -65,7 +68,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
         if begin == end:  # of nothing there may be no channels to divide by
             return True
         constants = lo, hi, nan
-        made, held = local(MADE, item(y)), 0
+        waiting, held = local(WAITING, item(y)), 0
         far = y.size >= FAR and not past and width(x) > width(y)
         row = (first + begin) // inner
         skip = (first + begin) - row * inner
@@ -75,15 +78,17 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
             while begin < stop:
                 m = stop - begin
-                if m > LONG:
-                    m = to_line(y if past else x, begin) or LONG
+                if past:
+                    m = min(m, LONG - (begin & (LONG - 1)))
+                elif m > LONG:
+                    m = to_line(x, begin) or LONG
                 if far:
                     m = min(m, FETCHED_FAR)
                     fetch(x, begin + AHEAD, m)
                 # An unsigned index is not checked for wrap-around: the loop is vectorised.
                 base = np.uintp(begin)
                 if past:
-                    held = stretch_past(x, begin, m, p, constants, y, made, held)
+                    held = stretch_past(x, begin, m, p, constants, y, waiting, held)
                 else:
                     value, _ = element(each(x, base), p, constants, y)  # for its type alone
                     room = float8.room(LONG, value)
@@ -97,7 +102,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             skip = 0
             c = c + 1 if c + 1 < channels else 0
         if past:
-            end_past(y, end, made, held)
+            end_past(y, end, waiting, held)
         return True
 
     return runs
@@ -118,21 +123,21 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
         if begin == end:
             return True
         constants, rooms = (lo, hi, nan), near(STRIP, x)
-        made, held = local(MADE, item(y)), 0
+        waiting, held = local(WAITING, item(y)), 0
         row = (first + begin) // inner
         c, skip = row % channels, (first + begin) - row * inner
         while begin < end:
             m = min(inner - skip, end - begin)
-            if m > STRIP:
-                m = to_line(y if past else x, begin) or STRIP
+            if past:
+                m = min(m, LONG - (begin & (LONG - 1)))
+            elif m > STRIP:
+                m = to_line(x, begin) or STRIP
             base = np.uintp(begin)
             p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
             u, at_u = brought(x, base, m, rooms)
             if past:
-                strip(u, at_u, m, (), (p, constants), lo, made, np.uintp(held))
-                held += m
-                if held >= LONG:
-                    held = write_past(y, begin + m - held, made, held)
+                strip(u, at_u, m, (), (p, constants), lo, waiting, waits_at(begin))
+                held = written_past(y, begin + m, waiting, held + m)
             else:
                 strip(u, at_u, m, (), (p, constants), lo, y, base)
             begin += m
@@ -141,7 +146,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
                 skip = 0
                 c = c + 1 if c + 1 < channels else 0
         if past:
-            end_past(y, end, made, held)
+            end_past(y, end, waiting, held)
         return True
 
     return strips
@@ -212,31 +217,42 @@ def runs_apart_of(run: Function) -> Function:
 
 
 @called
-def write_rest(y: Any, stop: Any, made: Any, held: Any) -> None:
-    """Write up to `stop` what `write_past` has left."""
-    base = np.uintp(stop - held)
-    for k in range(np.uintp(held)):
-        y[base + k] = made[k]
+def waits_at(i: Any) -> Any:
+    """Where what is to be element `i` waits."""
+    return np.uintp(LINE + (i & (LONG - 1)))
 
 
 @called
-def end_past(y: Any, end: Any, made: Any, held: Any) -> None:
+def written_past(y: Any, stop: Any, waiting: Any, held: Any) -> Any:
+    """How many values still wait of the `held` before `stop`: most are written if they are LONG."""
+    return held if stop & (LONG - 1) else write_past(y, stop, waiting, held)
+
+
+@called
+def write_rest(y: Any, stop: Any, waiting: Any, held: Any) -> None:
+    """Write what still waits."""
+    base, first = np.uintp(stop - held), waits_at(stop) - np.uintp(held)
+    for k in range(np.uintp(held)):
+        y[base + k] = waiting[first + k]
+
+
+@called
+def end_past(y: Any, end: Any, waiting: Any, held: Any) -> None:
     """The same; then others may be told of all that was written."""
-    write_rest(y, end, made, held)
+    write_rest(y, end, waiting, held)
     settle()
 
 
 def stretch_of(element: Function) -> Function:
-    """What makes `m` elements, LONG at most, behind `held` of `made`: so many of them then wait."""
+    """What makes `m` elements, up to the LONG-th: so many of them then wait, of which `held` did."""
 
     def stretch(
-        x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, made: Any, held: Any
+        x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, waiting: Any, held: Any
     ) -> Any:
-        to, base = np.uintp(held), np.uintp(begin)
+        to, base = waits_at(begin), np.uintp(begin)
         for k in range(np.uintp(m)):
             value, _ = element(each(x, base + k), p, constants, y)
-            store(made, to + k, value)
-        held += m
-        return write_past(y, begin + m - held, made, held) if held >= LONG else held
+            store(waiting, to + k, value)
+        return written_past(y, begin + m, waiting, held + m)
 
     return inlined(stretch)  # type: ignore[no-any-return]

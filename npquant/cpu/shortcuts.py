@@ -10,8 +10,8 @@ import numpy as np
 from npquant.cpu.checks import usual
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import AHEAD, FAR, FETCHED_FAR, fetch, local, to_line
-from npquant.cpu.segments import LONG, MADE, end_past, stretch_of
+from npquant.cpu.memory import AHEAD, FAR, FETCHED_FAR, LONG, fetch, local, to_line
+from npquant.cpu.segments import WAITING, end_past, stretch_of
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.primitives import bits, item, like, of_bits, store
@@ -140,7 +140,7 @@ class Tried(Elementwise):
                 if not usual(look, scale, zero_point, least, most):
                     return False
                 constants = lo, hi, nan
-                made, held = local(MADE, item(y)), 0
+                waiting, held = local(WAITING, item(y)), 0
                 while begin < end:
                     row = (first + begin) // inner
                     stop = min((row + 1) * inner - first, end)
@@ -154,11 +154,13 @@ class Tried(Elementwise):
                         tried, _ = quick(q, p, constants, y)
                         wrong |= bits(like(value, tried)) ^ bits(tried)
                     while begin < stop:
-                        m = min(stop - begin, LONG) if past else stop - begin
+                        m = stop - begin
+                        if past:
+                            m = min(m, LONG - (begin & (LONG - 1)))
                         if past and wrong:
-                            held = by_rule(x, begin, m, rule, constants, y, made, held)
+                            held = by_rule(x, begin, m, rule, constants, y, waiting, held)
                         elif past:
-                            held = quickly(x, begin, m, p, constants, y, made, held)
+                            held = quickly(x, begin, m, p, constants, y, waiting, held)
                         elif wrong:
                             base = np.uintp(begin)
                             for k in range(np.uintp(m)):
@@ -171,7 +173,7 @@ class Tried(Elementwise):
                                 store(y, base + k, value)
                         begin += m
                 if past:
-                    end_past(y, end, made, held)
+                    end_past(y, end, waiting, held)
                 return True
 
             return tried
