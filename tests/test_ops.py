@@ -334,8 +334,12 @@ def test_bfloat16_of_every_length():
     assert_same(out, nq.fake_quantize_per_tensor_affine(groups, 0.25, 5, -8, 7))
 
 
-@pytest.mark.parametrize("target", **named(cases.FLOAT8))
-def test_float8_of_every_length(target):
+#: Codes of a byte, of which many are made together.
+OF_A_BYTE = (*cases.FLOAT8, np.int8, np.uint8, ml_dtypes.int4, ml_dtypes.uint2)
+
+
+@pytest.mark.parametrize("target", **named(OF_A_BYTE))
+def test_codes_of_every_length(target):
     """They are made so many at a time; of the rest no more is written than there is."""
     lo, hi = BOUNDS[target]
     s, z = np.array([0.1, 2, 0.7], F32), np.array([0, 3, -2])
@@ -353,6 +357,21 @@ def test_float8_of_every_length(target):
         assert_same(out, expected, n)
         assert (memory[:64] == 0x5A).all(), n
         assert (memory[-64:] == 0x5A).all(), n
+
+
+@pytest.mark.parametrize("target", **named(OF_A_BYTE))
+def test_codes_of_many_groups_and_columns(target):
+    """Those of several groups, and of several channels, are made together."""
+    lo, hi = BOUNDS[target]
+    rng = np.random.default_rng(12)
+    for group in (16, 32, 48, 112, 512, 528):
+        x = rng.normal(size=(3, 7 * group)).astype(F32) * np.float32(hi)
+        s, z = rng.uniform(0.5, 2, (3, 7)).astype(F32), rng.integers(-1, 3, (3, 7))
+        agree("quantize_per_channel_group", x, s, z, lo, hi, target, group, note=group)
+    for channels in (5, 33, 300, 1100):
+        x = rng.normal(size=(9, channels)).astype(F32) * np.float32(hi)
+        s, z = rng.uniform(0.5, 2, channels).astype(F32), rng.integers(-1, 3, channels)
+        agree("quantize_per_channel", x, s, z, 1, lo, hi, target, note=channels)
 
 
 @pytest.mark.parametrize("scale_dtype", **named(FLOATS))

@@ -327,3 +327,23 @@ def test_where_what_is_only_read_is_fetched(name, fetches, tmp_path):
     """
     text = compiled_for(name, "+avx2,+fma", code, tmp_path)
     assert ("call void @llvm.prefetch" in text) == fetches
+
+
+@of_x86
+@pytest.mark.parametrize(
+    ("name", "features", "packs"),
+    [
+        ("haswell", "+avx2", True),
+        ("nehalem", "+sse4.2", False),
+        ("znver4", "+avx2,+avx512bw", False),
+    ],
+)
+def test_where_bytes_are_packed(name, features, packs, tmp_path):
+    code = """if True:
+        from test_parts import np
+        from npquant.cpu.quantize import quantize_per_tensor
+        key = np.dtype(np.float32), np.dtype(np.int8), ("float64", "int32", "float32"), True
+        print(quantize_per_tensor.__self__._runs._code[key].library.get_llvm_str())
+    """
+    text = compiled_for(name, features, code, tmp_path)
+    assert ("call <32 x i8> @llvm.x86.avx2.packuswb" in text) == packs

@@ -6,14 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from npquant.cpu import together
 from npquant.cpu.maps import mapped
+from npquant.cpu.memory import LONG
 from npquant.primitives import converted, item
 
 
 def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
-    base, zero = np.uintp(begin), item(y)
-    for k in range(np.uintp(end - begin)):
-        y[base + k] = converted(x[base + k], zero)
+    zero = item(y)
+    for start in range(begin, end, LONG):
+        base, m = np.uintp(start), min(LONG, end - start)
+        room = together.room(LONG, converted(x[base], zero), y)
+        for k in range(np.uintp(m)):
+            together.hold(room, k, y, base + k, converted(x[base + k], zero))
+        together.release(room, m, y, base)
 
 
 #: x -> y, of floating dtypes or from one to integers.

@@ -33,7 +33,7 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
         waiting, held = local(WAITING, item(y)), 0
         while begin < end:
             m = min(end - begin, LONG - (begin & (LONG - 1)))
-            run(0, m, *(after(x, begin) + after((waiting,), waits_at(begin))))  # noqa: RUF005
+            run(0, m, *(after(x, begin) + after((waiting,), waits_at(begin))))
             begin += m
             held = written_past(y, begin, waiting, held + m)
         end_past(y, end, waiting, held)

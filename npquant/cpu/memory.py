@@ -29,7 +29,7 @@ MOST_AXES = 64
 #: most of what moves is read.
 FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
 
-#: Runs are done LONG elements at a time.
+#: Elements that are done at a time where a run is longer.
 LONG = 512
 
 _PROCESSOR: str = config.CPU_NAME or get_host_cpu_name()  # type: ignore[attr-defined]
@@ -267,7 +267,7 @@ lowered(fetch_to_second)(_fetching(2))
 
 
 def write_past(y: Any, stop: Any, room: Any, held: Any) -> int:
-    """Write to `y`, past the caches, the `held` values before `stop` that wait at the end of `room`.
+    """Write to `y`, past the caches, the `held` values before `stop`, which end a room.
 
     Those after the last line of the cache wait on, before the LONG last places, and how many they
     are is returned. What is overwritten need not be read before, as it is for what goes by a cache.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu import strided, table
+from npquant.cpu import strided, table, together
 from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import (
@@ -75,7 +75,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
                         for i in range(top + row, min(top + AT_ONCE * period, last), period):
                             above, below = max(begin - i, 0), min(last - i, stop)
                             while above < below:
-                                m = below - above
+                                m = min(below - above, LONG)
                                 if width(x) > width(y):
                                     m = min(m, FETCHED_FAR // 2 if far else FETCHED)
                                     if far and rows > MANY:
@@ -83,11 +83,14 @@ def periods_of(parameters: Function, element: Function) -> Function:
                                     else:
                                         fetch(x, i + above + ahead, m)
                                 base, at_row = np.uintp(i + above), np.uintp(row + above)
+                                value, _ = element(each(x, base), kind, constants, y)
+                                held = together.room(LONG, value, y)
                                 for k in range(np.uintp(m)):
                                     p = table.take(columns, at_row + k, kind)
                                     value, inside = element(each(x, base + k), p, constants, y)
-                                    store(y, base + k, value)
+                                    together.hold(held, k, y, base + k, value)
                                     store(mask, base + k, inside)
+                                together.release(held, m, y, base)
                                 above += m
                         row, after = after, after + near
             begin = last

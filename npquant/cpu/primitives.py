@@ -431,12 +431,12 @@ def _converted(v, other):
     whole, limit = (np.int64, 2.0**63) if long else (np.int32, 2.0**31)
     limit, least, zero = np.float32(limit), whole(-limit), whole(0)
 
-    def converted(v, other):
+    def wide(v, other):
         w = p.widen(v)
         i = whole(w) if abs(w) < limit else least
-        return cast(i if w == w else zero)
+        return i if w == w else zero
 
-    return converted
+    return wide if other in NARROW and not long else lambda v, other: cast(wide(v, other))
 
 
 def _arithmetic(op: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu import float8, strided, table
+from npquant.cpu import strided, table, together
 from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
@@ -48,8 +48,8 @@ BLOCK = 16
 OF_BLOCKS = 2**64 - BLOCK
 #: Runs whose parameters are made together, in a vectorised loop.
 RUNS = 256
-#: What is written past the caches waits on the stack until it is LONG, and what is left of it before
-#: these. Vectors that are stored there across two lines of the cache would take twice as long.
+#: What is written past the caches waits on the stack until it is LONG, what was left of it before
+#: these. So vectors are stored within lines of the cache: across two it took twice as long.
 WAITING = LINE + LONG
 
 
@@ -91,13 +91,13 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
                     held = stretch_past(x, begin, m, p, constants, y, waiting, held)
                 else:
                     value, _ = element(each(x, base), p, constants, y)  # for its type alone
-                    room = float8.room(LONG, value)
+                    room = together.room(LONG, value, y)
                     if not pairs(x, base, m, p, constants, y, mask):
                         for k in range(np.uintp(m)):
                             value, inside = element(each(x, base + k), p, constants, y)
-                            float8.hold(room, k, y, base + k, value)
+                            together.hold(room, k, y, base + k, value)
                             store(mask, base + k, inside)
-                    float8.release(room, m, y, base)
+                    together.release(room, m, y, base)
                 begin += m
             skip = 0
             c = c + 1 if c + 1 < channels else 0
@@ -178,17 +178,23 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
                 table.fill_in_order(columns, lowest, some, parameters, x, scale, zero_point,
                                     constants, y)  # fmt: skip
                 made = again
-            to = np.uintp(c if again else 0)
+            at_row, to = np.uintp(c if again else 0), np.uintp(0)
             for r in range(np.uintp(rows)):
-                p = table.take(columns, to + r, kind)
+                p = table.take(columns, at_row + r, kind)
                 base = (np.uintp(begin) + r) * length
                 if far:
                     fetch(x, base + np.uintp(AHEAD), length)
+                value, _ = element(each(x, base), p, constants, y)  # for its type alone
+                room = together.room(LONG, value, y)
                 if not pairs(x, base, length, p, constants, y, mask):
                     for k in range(length):
                         value, inside = element(each(x, base + k), p, constants, y)
-                        store(y, base + k, value)
+                        together.hold(room, to + k, y, base + k, value)
                         store(mask, base + k, inside)
+                to += length
+                if to + length > LONG or r + np.uintp(1) == rows:
+                    together.release(room, to, y, base + length - to)
+                    to = np.uintp(0)
             begin += rows
             c = c + rows if c + rows < channels else 0
         return True
@@ -244,7 +250,7 @@ def end_past(y: Any, end: Any, waiting: Any, held: Any) -> None:
 
 
 def stretch_of(element: Function) -> Function:
-    """What makes `m` elements, up to the LONG-th: so many of them then wait, of which `held` did."""
+    """What makes `m` elements, up to the LONG-th, while `held` wait: so many of all then do."""
 
     def stretch(
         x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, waiting: Any, held: Any

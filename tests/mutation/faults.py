@@ -28,7 +28,9 @@ FLOAT8_BACK = tests("ops", "float8_codes_beside_zero_points_of_two_bytes_are_flo
 TRIED = tests("ops", "float64_scales_are_tried_in_float32[int8]")
 EACH_STEP = tests("ops", "dequantize_rounds_each_step_to_two_bytes")
 TOKEN = tests("ops", "quantize_per_token_and_group[float32-float32]")
-FLOAT8 = tests("ops", "float8_of_every_length")
+FLOAT8 = tests("ops", "codes_of_every_length[float8_e4m3fn]")
+BYTES = tests("ops", "codes_of_every_length[int4]")
+GROUPS = tests("ops", "codes_of_many_groups_and_columns[float8_e5m2]")
 PAIRS = tests("ops", "bfloat16_of_every_length")
 MANY_ROWS = tests("ops", "choose_qparams_of_many_rows[float32-choose_qparams_per_token]")
 FOLDS = tests("ops", "extremes_of_rows_that_are_folded[float32-all]")
@@ -817,14 +819,31 @@ FAULTS = (
           "builder.and_(upper_halves(v, half)",
           "builder.and_(upper_halves(rounded, half)",
           "the sign of a zero among float8 codes made together", FLOAT8),
-    Fault("cpu/float8.py",
+    Fault("cpu/together.py",
           "last, n, 1, align=1)",
           "last, many, 1, align=1)",
-          "more float8 codes written than there are", FLOAT8),
-    Fault("cpu/float8.py",
+          "more codes written than there are", FLOAT8),
+    Fault("cpu/together.py",
           "give(builder.sub(n, many))",
           "give(end)",
-          "float8 codes written behind the last", FLOAT8),
+          "codes written behind the last", FLOAT8),
+    Fault("cpu/packs.py",
+          "[2 ** _BITS[kind] - 1] * 8)",
+          "[255] * 8)",
+          "bits above those of a code of less than a byte", BYTES),
+    Fault("cpu/packs.py",
+          "[0, 4, 1, 5, 2, 6, 3, 7]",
+          "[0, 1, 2, 3, 4, 5, 6, 7]",
+          "packed bytes in the order of halves", BYTES),
+    Fault("cpu/packs.py",
+          ' and "+avx512bw" not in features',
+          "",
+          "bytes packed by more instructions than there need be",
+          tests("parts", "where_bytes_are_packed[znver4-+avx2,+avx512bw-False]")),
+    Fault("cpu/segments.py",
+          "together.release(room, to, y, base + length - to)",
+          "together.release(room, to, y, base)",
+          "codes of several groups in the place of the last", GROUPS),
     Fault("cpu/shortcuts.py",
           "if farthest >= SURE:",
           "if farthest < 0:",

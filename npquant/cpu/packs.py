@@ -1,0 +1,48 @@
+"""Integers of a byte, made of four vectors of 32 bits at a time.
+
+AVX2 has no instruction that drops the upper bits of a vector, and LLVM takes twenty others to make
+bytes of four. Eight do: these bits cleared, so that nothing is clamped, then vectors packed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+from npquant.cpu.storage import INT2, INT4, UINT2, UINT4
+
+#: Elements that are made together.
+MANY = 32
+
+#: The bits that an element may have, by its type.
+_BITS = {types.int8: 8, types.uint8: 8, INT4: 4, UINT4: 4, INT2: 2, UINT2: 2}
+
+
+def pay_for(kind: Any) -> bool:
+    """Whether the processor has these instructions, and none that do it at once."""
+    features = cpu_target.target_context.codegen()._tm_features.split(",")
+    return kind in _BITS and "+avx2" in features and "+avx512bw" not in features
+
+
+def codes(builder: Any, numbers: Any, kind: Any) -> Any:
+    """The lowest bits of MANY integers of 32 bits."""
+    words, halves, bytes_ = (ir.VectorType(ir.IntType(32 // n), 8 * n) for n in (1, 2, 4))
+    lowest = ir.Constant(words, [2 ** _BITS[kind] - 1] * 8)
+
+    def packed(name: str, parts: list[Any], to: Any) -> list[Any]:
+        of = ir.FunctionType(to, [parts[0].type] * 2)
+        pack = cgutils.get_or_insert_function(builder.module, of, f"llvm.x86.avx2.{name}")
+        return [builder.call(pack, parts[i : i + 2]) for i in range(0, len(parts), 2)]
+
+    parts = []
+    for k in range(0, MANY, 8):
+        place = builder.bitcast(builder.gep(numbers, [ir.IntType(64)(k)]), words.as_pointer())
+        parts.append(builder.and_(builder.load(place, align=4), lowest))
+    (made,) = packed("packuswb", packed("packusdw", parts, halves), bytes_)
+    # Each half of a vector was packed by itself.
+    made, order = builder.bitcast(made, words), ir.Constant(words, [0, 4, 1, 5, 2, 6, 3, 7])
+    return builder.bitcast(builder.shuffle_vector(made, made, order), bytes_)
