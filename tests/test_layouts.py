@@ -531,7 +531,8 @@ def test_every_second_element_of_a_dtype(dtype, place):
     op, args = npquant.dequantize_per_tensor, (0.5, 1, lo, hi, dtype)
     if dtype in dtypes.FLOATS:
         op, args = npquant.convert_element_type, (np.float64,)
-    assert_same((op(in_pairs(x, place), *args),), (op(x, *args),), dtype)
+    for n in (1, 30, 63, 64, 65, 299, 300):
+        assert_same((op(in_pairs(x[:n], place), *args),), (op(x[:n], *args),), (dtype, n))
 
 
 AT_THE_END_OF_A_PAGE = """
@@ -540,7 +541,7 @@ import numpy as np
 import npquant
 from npquant.cpu import walk
 
-walk.PIECE = 100
+walk.PIECE = 10
 pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
 memory = np.frombuffer(pages, np.float32)
 protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -549,7 +550,9 @@ for place in (0, 2):
     assert protect(at, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
 page = memory[mmap.PAGESIZE // 4 : mmap.PAGESIZE // 2]
 for x in (page[::2], page[1::2], page[:-1:2], page[2::2]):
-    assert npquant.convert_element_type(x, np.float64).sum() == 0
+    for part in (x, *(some for n in (15, 16, 17, 33) for some in (x[:n], x[-n:]))):
+        assert npquant.convert_element_type(part, np.float64).sum() == 0
+        assert npquant.fake_quantize_per_tensor_affine(part, 1.0, 0, 0, 255).sum() == 0
 print("right")
 """
 

@@ -15,9 +15,9 @@ from npquant.primitives import converted, item
 def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
     zero = item(y)
     for start in range(begin, end, LONG):
-        base, m = np.uintp(start), min(LONG, end - start)
+        base, m = np.uintp(start), np.uintp(min(LONG, end - start))
         room = together.room(LONG, converted(x[base], zero), y)
-        for k in range(np.uintp(m)):
+        for k in range(m):
             together.hold(room, k, y, base + k, converted(x[base + k], zero))
         together.release(room, m, y, base)
 

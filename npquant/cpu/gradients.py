@@ -14,11 +14,11 @@ import numpy as np
 
 from npquant.cpu import table
 from npquant.cpu.checks import usual
+from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import fetch_to_second, local, near, to_line
+from npquant.cpu.memory import fetch_to_second, local, to_line
 from npquant.cpu.segments import Function
-from npquant.cpu.steps import brought
 from npquant.cpu.strided import gather, scatter
 from npquant.cpu.target import GRAIN
 from npquant.layout import TILE
@@ -58,7 +58,7 @@ def runs_of(parameters: Function, element: Function) -> Function:
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         lanes = local(_BLOCK_OF_LANES, 0.0)
-        terms, rooms = (local(STRIP, factor), local(STRIP, factor)), near(STRIP, (g, x))
+        terms, rooms = (local(STRIP, factor), local(STRIP, factor)), rooms_for(STRIP, (g, x))
         made = local(CHUNK, item(y))
         tiles = sums.shape[2]
         for task in range(begin, end):
@@ -80,7 +80,7 @@ def runs_of(parameters: Function, element: Function) -> Function:
                         first = (row * channels + c + q) * inner + i
                         for start in range(first, first + m, CHUNK):
                             base = np.uintp(start)
-                            both, at = brought((g, x), base, CHUNK, rooms)
+                            both, at = brought((g, x), base, np.uintp(CHUNK), rooms)
                             for k in range(np.uintp(CHUNK)):
                                 u, v = each(both, at + k)
                                 inside, slope, shift = element(u, v, p, constants)
@@ -97,7 +97,7 @@ def runs_of(parameters: Function, element: Function) -> Function:
                             p = table.take(columns, np.uintp(q + r), kind)
                             base = np.uintp((row * channels + c + q + r) * inner + i)
                             term = np.uintp(r * m)
-                            both, at = brought((g, x), base, m, rooms)
+                            both, at = brought((g, x), base, np.uintp(m), rooms)
                             for k in range(np.uintp(m)):
                                 u, v = each(both, at + k)
                                 inside, slope, shift = element(u, v, p, constants)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from llvmlite.binding import get_host_cpu_name
 from numba import config, types
 from numba.core import cgutils, errors
 from numba.core.imputils import impl_ret_new_ref
-from numba.extending import NativeValue, intrinsic, lower_builtin, models, register_model, unbox
+from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 from numba.np.arrayobj import populate_array
 
 from npquant.cpu.lowered import lowered
@@ -59,12 +58,7 @@ class Flat(types.Array):  # type: ignore[misc]
 
 
 class EverySecond(types.Array):  # type: ignore[misc]
-    """Every second element of memory, to be read: a loop over them is vectorised.
-
-    An element is half of a pair of them that begins where pairs do. So a pair lies in one page, and
-    can be read though its other half is not the array's. The compiler makes few instructions of
-    wide loads whose halves are dropped, but a slow gather of loads of each element.
-    """
+    """Every second element of memory, to be read: see `every_second.py`."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, 1, "A", readonly=True, name=f"every_second[{dtype}]")
@@ -99,35 +93,6 @@ def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
 
     return types.CPointer(v)(n, v), codegen
 
-
-def _rooms_near(n: Any, x: Any) -> Any:
-    """Rooms as `local` ones for `n` elements of an array, or of each of a tuple, of which any is of
-    every second element; else None.
-    """
-
-
-@intrinsic
-def _rooms_near_on_stack(context: Any, n: Any, x: Any) -> Any:
-    if not isinstance(n, types.IntegerLiteral):
-        raise errors.RequireLiteralValue("n")
-    size = n.literal_value
-    several = isinstance(x, types.BaseTuple)
-    arrays = list(x) if several else [x]
-    result: Any = types.none
-    if any(isinstance(a, EverySecond) for a in arrays):
-        kinds = [types.CPointer(a.dtype) for a in arrays]
-        result = types.Tuple(kinds) if several else kinds[0]
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if result == types.none:
-            return context.get_dummy_value()
-        rooms = [on_stack(context, builder, a.dtype, size) for a in arrays]
-        return context.make_tuple(builder, result, rooms) if several else rooms[0]
-
-    return result(n, x), codegen
-
-
-near: Any = _rooms_near if config.DISABLE_JIT else _rooms_near_on_stack  # type: ignore[attr-defined]
 
 # No overload of a function, since what its frame holds is gone when it returns.
 local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
@@ -188,23 +153,6 @@ def _describe(array: Any, found: Any, c: Any) -> Any:
     of = ir.FunctionType(ir.IntType(32), [c.pyapi.pyobj, c.pyapi.voidptr])
     adapt = cgutils.get_or_insert_function(c.builder.module, of, "numba_adapt_ndarray")
     return cgutils.is_not_null(c.builder, c.builder.call(adapt, [array, place]))
-
-
-@lower_builtin(operator.getitem, EverySecond, types.Integer)  # type: ignore[untyped-decorator]
-def _half_of_pair(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    array, i = sig.args
-    kind = context.get_data_type(array.dtype)
-    size = context.get_abi_sizeof(kind)
-    half, pair = ir.IntType(8 * size), ir.IntType(16 * size)
-    place = builder.bitcast(data_of(context, builder, array, args[0]), ir.IntType(8).as_pointer())
-    i = context.cast(builder, args[1], i, types.uintp)
-    skip = builder.and_(builder.ptrtoint(place, i.type), i.type(size))  # the bytes of a first half
-    pairs = builder.bitcast(builder.gep(place, [builder.neg(skip)]), pair.as_pointer())
-    found = builder.load(builder.gep(pairs, [i]), align=2 * size)
-    bits = builder.mul(skip, i.type(8))
-    bits = builder.trunc(bits, pair) if pair.width < i.type.width else bits
-    found = builder.trunc(builder.lshr(found, bits), half)
-    return context.data_model_manager[array.dtype].from_data(builder, builder.bitcast(found, kind))
 
 
 def after(x: Any, first: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from npquant.cpu import strided, table, together
 from npquant.cpu.checks import usual
+from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import (
     AHEAD,
@@ -49,7 +50,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
         """Items (element)."""
         if not usual(look, scale, zero_point, least, most):
             return False
-        constants, far = (lo, hi, nan), y.size >= FAR
+        constants, rooms, far = (lo, hi, nan), rooms_for(LONG, x), y.size >= FAR
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         room = table.empty(kind)
         span = channels * inner * repeats
@@ -83,11 +84,12 @@ def periods_of(parameters: Function, element: Function) -> Function:
                                     else:
                                         fetch(x, i + above + ahead, m)
                                 base, at_row = np.uintp(i + above), np.uintp(row + above)
-                                value, _ = element(each(x, base), kind, constants, y)
+                                u, at_u = brought(x, base, np.uintp(m), rooms)
+                                value, _ = element(each(u, at_u), kind, constants, y)
                                 held = together.room(LONG, value, y)
                                 for k in range(np.uintp(m)):
                                     p = table.take(columns, at_row + k, kind)
-                                    value, inside = element(each(x, base + k), p, constants, y)
+                                    value, inside = element(each(u, at_u + k), p, constants, y)
                                     together.hold(held, k, y, base + k, value)
                                     store(mask, base + k, inside)
                                 together.release(held, m, y, base)
@@ -110,7 +112,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
         """Items (element)."""
         if not usual(look, scale, zero_point, least, most):
             return False
-        constants = lo, hi, nan
+        constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         waiting, held = local(WAITING, item(y)), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
@@ -128,10 +130,11 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                         m = min(stop - at, LONG - (at & (LONG - 1)))
                         if rows > MANY:
                             fetch_to_second(x, at + AHEAD, m)
-                        base, at_row, to = np.uintp(at), np.uintp(at - i), waits_at(at)
+                        at_row, to = np.uintp(at - i), waits_at(at)
+                        u, at_u = brought(x, np.uintp(at), np.uintp(m), rooms)
                         for k in range(np.uintp(m)):
                             p = table.take(columns, at_row + k, kind)
-                            value, _ = element(each(x, base + k), p, constants, y)
+                            value, _ = element(each(u, at_u + k), p, constants, y)
                             store(waiting, to + k, value)
                         at += m
                         held = written_past(y, at, waiting, held + m)

@@ -429,14 +429,16 @@ def _converted(v, other):
     # in float64 alone: of a float32 from 2^31 on the last eight bits are zero.
     long = other in (types.uint32, types.int64) or (other == types.uint8 and v == types.float64)
     whole, limit = (np.int64, 2.0**63) if long else (np.int32, 2.0**31)
+    if other in NARROW and not long:  # storing drops the upper bits
+        cast = whole
     limit, least, zero = np.float32(limit), whole(-limit), whole(0)
 
-    def wide(v, other):
+    def converted(v, other):
         w = p.widen(v)
         i = whole(w) if abs(w) < limit else least
-        return i if w == w else zero
+        return cast(i if w == w else zero)
 
-    return wide if other in NARROW and not long else lambda v, other: cast(wide(v, other))
+    return converted
 
 
 def _arithmetic(op: Any) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from npquant.cpu import strided, table, together
 from npquant.cpu.checks import usual
+from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
     AHEAD,
@@ -27,14 +28,13 @@ from npquant.cpu.memory import (
     LONG,
     fetch,
     local,
-    near,
     settle,
     to_line,
     width,
     write_past,
 )
 from npquant.cpu.pairs import pairs_of
-from npquant.cpu.steps import STRIP, brought, in_steps
+from npquant.cpu.steps import STRIP, in_steps
 from npquant.primitives import at, each, item, store
 
 #: A formula, or a segment.
@@ -67,7 +67,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             return False
         if begin == end:  # of nothing there may be no channels to divide by
             return True
-        constants = lo, hi, nan
+        constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         waiting, held = local(WAITING, item(y)), 0
         far = y.size >= FAR and not past and width(x) > width(y)
         row = (first + begin) // inner
@@ -87,14 +87,15 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
                     fetch(x, begin + AHEAD, m)
                 # An unsigned index is not checked for wrap-around: the loop is vectorised.
                 base = np.uintp(begin)
+                u, at_u = brought(x, base, np.uintp(m), rooms)
                 if past:
-                    held = stretch_past(x, begin, m, p, constants, y, waiting, held)
+                    held = stretch_past(u, at_u, begin, m, p, constants, y, waiting, held)
                 else:
-                    value, _ = element(each(x, base), p, constants, y)  # for its type alone
+                    value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
                     room = together.room(LONG, value, y)
                     if not pairs(x, base, m, p, constants, y, mask):
                         for k in range(np.uintp(m)):
-                            value, inside = element(each(x, base + k), p, constants, y)
+                            value, inside = element(each(u, at_u + k), p, constants, y)
                             together.hold(room, k, y, base + k, value)
                             store(mask, base + k, inside)
                     together.release(room, m, y, base)
@@ -122,7 +123,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
             return False
         if begin == end:
             return True
-        constants, rooms = (lo, hi, nan), near(STRIP, x)
+        constants, rooms = (lo, hi, nan), rooms_for(STRIP, x)
         waiting, held = local(WAITING, item(y)), 0
         row = (first + begin) // inner
         c, skip = row % channels, (first + begin) - row * inner
@@ -134,7 +135,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
                 m = to_line(x, begin) or STRIP
             base = np.uintp(begin)
             p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-            u, at_u = brought(x, base, m, rooms)
+            u, at_u = brought(x, base, np.uintp(m), rooms)
             if past:
                 strip(u, at_u, m, (), (p, constants), lo, waiting, waits_at(begin))
                 held = written_past(y, begin + m, waiting, held + m)
@@ -165,6 +166,7 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
         if not usual(look, scale, zero_point, least, most):
             return False
         constants, far = (lo, hi, nan), y.size >= FAR and width(x) > width(y)
+        rooms = rooms_for(LONG, x)
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         length = np.uintp(inner) & np.uintp(bits)
@@ -184,11 +186,12 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
                 base = (np.uintp(begin) + r) * length
                 if far:
                     fetch(x, base + np.uintp(AHEAD), length)
-                value, _ = element(each(x, base), p, constants, y)  # for its type alone
+                u, at_u = brought(x, base, length, rooms)
+                value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
                 room = together.room(LONG, value, y)
                 if not pairs(x, base, length, p, constants, y, mask):
                     for k in range(length):
-                        value, inside = element(each(x, base + k), p, constants, y)
+                        value, inside = element(each(u, at_u + k), p, constants, y)
                         together.hold(room, to + k, y, base + k, value)
                         store(mask, base + k, inside)
                 to += length
@@ -250,14 +253,17 @@ def end_past(y: Any, end: Any, waiting: Any, held: Any) -> None:
 
 
 def stretch_of(element: Function) -> Function:
-    """What makes `m` elements, up to the LONG-th, while `held` wait: so many of all then do."""
+    """What makes `m` elements of those of `x` from `at` on, up to the LONG-th of `y`.
+
+    It tells how many of these wait then, of which `held` did.
+    """
 
     def stretch(
-        x: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, waiting: Any, held: Any
+        x: Any, at: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, waiting: Any, held: Any
     ) -> Any:
-        to, base = waits_at(begin), np.uintp(begin)
+        to = waits_at(begin)
         for k in range(np.uintp(m)):
-            value, _ = element(each(x, base + k), p, constants, y)
+            value, _ = element(each(x, at + k), p, constants, y)
             store(waiting, to + k, value)
         return written_past(y, begin + m, waiting, held + m)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu.checks import usual
+from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import AHEAD, FAR, FETCHED_FAR, LONG, fetch, local, to_line
@@ -54,7 +55,7 @@ class Guessed(Elementwise):
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants, far = (lo, hi, nan), y.size >= FAR
+            constants, far, rooms = (lo, hi, nan), y.size >= FAR, rooms_for(LONG, x)
             while begin < end:
                 row = (first + begin) // inner
                 c, stop = row % channels, min((row + 1) * inner - first, end)
@@ -67,14 +68,15 @@ class Guessed(Elementwise):
                         m = min(m, FETCHED_FAR)
                         fetch(x, begin + AHEAD, m)
                     base, farthest = np.uintp(begin), np.int32(0)
+                    u, at_u = brought(x, base, np.uintp(m), rooms)
                     for k in range(np.uintp(m)):
-                        code, rest = guess(x[base + k], p, constants, y)
+                        code, rest = guess(u[at_u + k], p, constants, y)
                         store(y, base + k, code)
                         farthest = max(farthest, rest)
                     if farthest >= SURE:
                         rule = parameters(x, scale[c], zero_point[c], constants, y)
                         for k in range(np.uintp(m)):
-                            code, _ = element(x[base + k], rule, constants, y)
+                            code, _ = element(u[at_u + k], rule, constants, y)
                             store(y, base + k, code)
                     begin += m
             return True
@@ -139,7 +141,7 @@ class Tried(Elementwise):
                 """As `runs`; one of which float32 gets a code wrong is done by the rule."""
                 if not usual(look, scale, zero_point, least, most):
                     return False
-                constants = lo, hi, nan
+                constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
                 waiting, held = local(WAITING, item(y)), 0
                 while begin < end:
                     row = (first + begin) // inner
@@ -154,22 +156,21 @@ class Tried(Elementwise):
                         tried, _ = quick(q, p, constants, y)
                         wrong |= bits(like(value, tried)) ^ bits(tried)
                     while begin < stop:
-                        m = stop - begin
+                        m, base = min(stop - begin, LONG), np.uintp(begin)
                         if past:
                             m = min(m, LONG - (begin & (LONG - 1)))
+                        u, at_u = brought(x, base, np.uintp(m), rooms)
                         if past and wrong:
-                            held = by_rule(x, begin, m, rule, constants, y, waiting, held)
+                            held = by_rule(u, at_u, begin, m, rule, constants, y, waiting, held)
                         elif past:
-                            held = quickly(x, begin, m, p, constants, y, waiting, held)
+                            held = quickly(u, at_u, begin, m, p, constants, y, waiting, held)
                         elif wrong:
-                            base = np.uintp(begin)
                             for k in range(np.uintp(m)):
-                                value, _ = element(x[base + k], rule, constants, y)
+                                value, _ = element(u[at_u + k], rule, constants, y)
                                 store(y, base + k, value)
                         else:
-                            base = np.uintp(begin)
                             for k in range(np.uintp(m)):
-                                value, _ = quick(x[base + k], p, constants, y)
+                                value, _ = quick(u[at_u + k], p, constants, y)
                                 store(y, base + k, value)
                         begin += m
                 if past:

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from npquant.cpu.lowered import inlined, overload
+from npquant.cpu.lowered import inlined
 from npquant.cpu.memory import local
-from npquant.primitives import each, put, store
+from npquant.primitives import each, store
 
 #: Elements of a strip at most.
 STRIP = 512
@@ -55,30 +54,3 @@ def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
         others(x, begin, n, made + (room,), shared, kind, y, to)  # noqa: RUF005 (for Numba)
 
     return inlined(strip)
-
-
-def brought(x: Any, begin: Any, n: Any, rooms: Any) -> Any:
-    """Where a strip of elements of `x` from `begin` on can be read: itself, or rooms, `near` it.
-
-    What reads more than it computes reads every second element as it goes. But twice as wide loads
-    make it compute half as many elements at a time.
-    """
-    return x, begin
-
-
-@overload(brought, forceinline=True)
-def _brought(x, begin, n, rooms):
-    if isinstance(rooms, types.NoneType):
-        return lambda x, begin, n, rooms: (x, begin)
-
-    def from_rooms(x, begin, n, rooms):
-        for k in range(np.uintp(n)):
-            put(rooms, k, each(x, begin + k))
-        return rooms, np.uintp(0)
-
-    def from_room(x, begin, n, rooms):
-        for k in range(np.uintp(n)):
-            rooms[k] = x[begin + k]
-        return rooms, np.uintp(0)
-
-    return from_rooms if isinstance(x, types.BaseTuple) else from_room

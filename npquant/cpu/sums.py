@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.gradients import (
     BLOCK,
     LINE,
@@ -31,9 +32,9 @@ from npquant.cpu.gradients import (
 )
 from npquant.cpu.lanes import LANES, TOGETHER, add_terms, folded
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import Borrowed, local, near
+from npquant.cpu.memory import Borrowed, local
 from npquant.cpu.segments import Function
-from npquant.cpu.steps import brought, in_steps
+from npquant.cpu.steps import in_steps
 from npquant.cpu.strided import VIEWS, every_second, room, taken
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
@@ -336,13 +337,13 @@ class Total:
             """Tasks (tile), of `size` elements from `first` on."""
             lanes = local(LANES, 0.0)
             kind = element(each(x, 0), number)
-            terms, rooms = (local(STRIP, kind),), near(STRIP, x)
+            terms, rooms = (local(STRIP, kind),), rooms_for(STRIP, x)
             for tile in range(begin, end):
                 clear(lanes, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)
-                    u, at = brought(x, np.uintp(first + start), m, rooms)
+                    u, at = brought(x, np.uintp(first + start), np.uintp(m), rooms)
                     strip(u, at, m, (), number, kind, terms[0], np.uintp(0))
                     add_terms(lanes, 0, terms, 0, 0, m)
                 sums[tile] = folded(lanes, 0, terms)[0]
@@ -359,7 +360,7 @@ class Total:
             for task in range(begin, end):
                 c, e = task // parts * some, task % parts * length
                 rows, m = min(some, lines - c), min(length, count - e)
-                data = taken(x, views, 0, c * count + e * rows, rows * m, rooms)
+                data = taken(x, views, 0, c * count + e * rows, rows * np.uintp(m), rooms)
                 tiles = (m + TILE - 1) // TILE
                 for r in range(rows):
                     tile = ((c + r) * count + e) // TILE
