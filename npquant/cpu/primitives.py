@@ -237,9 +237,6 @@ def _narrowed(zero_point, t, other):
     return cast([zero_point, t, other], t)
 
 
-_MAGIC: Final = {types.float32: np.float32(1.5 * 2**23), types.float64: np.float64(1.5 * 2**52)}
-
-
 @teach(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
     without = isinstance(zero_point, types.NoneType)
@@ -265,20 +262,32 @@ def _rounded_code(t, zero_point, lo, hi, nan, other):
         )
 
     # Within 2**22 (2**51), adding `magic` rounds to nearest even, and the low bits of the sum are
-    # the integer. Beyond, the sum still grows with t, and its bits with it: below any code where t
-    # is negative, else above. So the bits are clamped, which takes less than to clamp t between
-    # bounds that change with the zero point. Above 16 bits the result is not the code; storing it
-    # drops them.
-    magic, bits = _MAGIC[t], _as_int32 if t == types.float32 else _as_int64
-    whole = np.int32 if t == types.float32 else np.int64
+    # the integer. Beyond, the sum still grows with t: below any code where t is negative, else
+    # above. So the sum is clamped, which takes less than to clamp t between bounds that change with
+    # the zero point. Above 16 bits the result is not the code; storing it drops them.
+    if t == types.float64:
+        magic = np.float64(1.5 * 2**52)
 
-    def rounded_code(t, zero_point, lo, hi, nan, other):
-        z = np.int32(0) if without else np.int32(zero_point)
-        code = whole(bits(t + magic) + z)
-        least, greatest = whole(bits(magic) + whole(lo)), whole(bits(magic) + whole(hi))
-        code = least if code < least else code
-        code = greatest if code > greatest else code
-        return np.int32(code) if t == t else np.int32(nan)
+        def rounded_code(t, zero_point, lo, hi, nan, other):
+            code = t + magic if without else t + magic + np.float64(zero_point)
+            least, greatest = magic + np.float64(lo), magic + np.float64(hi)
+            code = least if code < least else code
+            code = greatest if code > greatest else code
+            code = code if t == t else magic + np.float64(nan)
+            return np.int32(_as_int64(code))
+
+    else:
+        magic = np.float32(1.5 * 2**23)
+
+        # Its bits grow with it, and to them a zero point is added as it is.
+        def rounded_code(t, zero_point, lo, hi, nan, other):
+            z = np.int32(0) if without else np.int32(zero_point)
+            code = np.int32(_as_int32(t + magic) + z)
+            least = np.int32(_as_int32(magic) + np.int32(lo))
+            greatest = np.int32(_as_int32(magic) + np.int32(hi))
+            code = least if code < least else code
+            code = greatest if code > greatest else code
+            return code if t == t else np.int32(nan)
 
     return rounded_code
 
