@@ -30,7 +30,7 @@ from calls import (
 )
 from cases import assert_same
 from npquant import dtypes
-from npquant.cpu import loops, memory, sums, table, target, walk
+from npquant.cpu import loops, maps, memory, sums, table, target, walk
 from npquant.ops import fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
@@ -462,7 +462,7 @@ CROSSED = (
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What NumPy packs otherwise, kernels do."""
-    for module, most in ((walk, "PIECE"), (loops, "PIECE"), (fast_path, "MOST")):
+    for module, most in ((walk, "PIECE"), (loops, "PIECE"), (maps, "PIECE"), (fast_path, "MOST")):
         monkeypatch.setattr(module, most, 100)
 
 
@@ -539,9 +539,10 @@ AT_THE_END_OF_A_PAGE = """
 import ctypes, mmap
 import numpy as np
 import npquant
-from npquant.cpu import walk
+from npquant.cpu import loops, maps, walk
+from npquant.ops import fast_path
 
-walk.PIECE = 10
+walk.PIECE = loops.PIECE = maps.PIECE = fast_path.MOST = 10
 pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
 memory = np.frombuffer(pages, np.float32)
 protect = ctypes.CDLL(None, use_errno=True).mprotect

@@ -142,12 +142,6 @@ def test_primitives_are_no_functions(monkeypatch):
     assert made == ["of_primitives"]
 
 
-def test_no_references_are_counted():
-    """Of arrays that a caller holds: in a loop it takes time, and threads wait for one another."""
-    kernel = Kernel(_primitives, "without_references", lambda: (FLOAT32, INT8))
-    assert "NRT_" not in kernel._code[()].library.get_llvm_str()
-
-
 def test_an_unsigned_index_is_not_checked_for_wrap_around():
     kernel = Kernel(_primitives, "unsigned", lambda: (FLOAT32, INT8))
     code = kernel._code[()]
@@ -316,17 +310,28 @@ def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
     assert max(re.findall(r"vmulpd\s.*([xyz]mm)", text)) == longest
 
 
+#: Prints what becomes of a kernel.
+MINMAX = """if True:
+    from test_parts import np
+    from npquant.cpu.extremes import minmax
+    key = np.dtype(np.float32), np.dtype(np.int32)
+    print(minmax._runs._code[key].library.get_llvm_str())
+"""
+
+
 @of_x86
 @pytest.mark.parametrize(("name", "fetches"), [("haswell", True), ("znver3", False)])
 def test_where_what_is_only_read_is_fetched(name, fetches, tmp_path):
-    code = """if True:
-        from test_parts import np
-        from npquant.cpu.extremes import minmax
-        key = np.dtype(np.float32), np.dtype(np.int32)
-        print(minmax._runs._code[key].library.get_llvm_str())
-    """
-    text = compiled_for(name, "+avx2,+fma", code, tmp_path)
+    text = compiled_for(name, "+avx2,+fma", MINMAX, tmp_path)
     assert ("call void @llvm.prefetch" in text) == fetches
+
+
+@of_x86
+def test_no_references_are_counted(tmp_path):
+    """Of arrays that a caller holds: in a loop it takes time, and threads wait for one another."""
+    text = compiled_for("haswell", "+avx2,+fma", MINMAX, tmp_path)
+    assert "define " in text
+    assert "NRT_incref" not in text
 
 
 @of_x86

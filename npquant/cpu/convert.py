@@ -13,10 +13,16 @@ from npquant.primitives import converted, item
 
 
 def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
-    zero = item(y)
+    if begin == end:
+        return
+    base, zero = np.uintp(begin), item(y)
+    room = together.room(LONG, converted(x[base], zero), y)  # for its type alone
+    if room is None:
+        for k in range(np.uintp(end - begin)):
+            y[base + k] = converted(x[base + k], zero)
+        return
     for start in range(begin, end, LONG):
         base, m = np.uintp(start), np.uintp(min(LONG, end - start))
-        room = together.room(LONG, converted(x[base], zero), y)
         for k in range(m):
             together.hold(room, k, y, base + k, converted(x[base + k], zero))
         together.release(room, m, y, base)
