@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import npquant as nq
+import oracle
 from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, in_order, results
-from cases import assert_same
+from cases import BOUNDS, FLOAT8, assert_same
 from npquant import backend
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, walk
@@ -460,6 +461,25 @@ def test_past_the_caches_in_the_place_of_data(name, past_caches):
         assert results(name, kwargs | {"out": x})[0] is x
         assert len(past_caches) == asked > 0
         assert_same(x, expected, axis)
+
+
+@pytest.mark.parametrize("target", FLOAT8, ids=str)
+def test_float8_of_integers_past_the_caches(target, kernels, monkeypatch):
+    """Data as narrow as their codes, which are made one by one there, of both signs."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    inner = 700
+    rows = PARALLEL_FROM // inner + 1
+    x = np.random.default_rng(7).integers(-128, 128, (rows, inner)).astype(np.int8)
+    scales, zeros = np.linspace(0.3, 3, rows, dtype=np.float32), np.zeros(rows, np.int64)
+    lo, hi = (int(v) for v in BOUNDS[target])
+    expected = oracle.quantize_per_token(x, scales, zeros, lo, hi, target)
+    for place in (0, 13):
+        room = np.zeros(x.size + 32, target)
+        out = room[place : place + x.size].reshape(x.shape)
+        kernels.clear()
+        assert nq.quantize_per_token(x, scales, zeros, lo, hi, target, out=out) is out
+        assert any(kernel.endswith("_past") for kernel in kernels)
+        assert_same(out, expected, place)
 
 
 @pytest.mark.parametrize("op", [nq.dequantize_per_token, nq.dequantize_per_channel_group])
