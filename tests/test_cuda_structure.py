@@ -395,6 +395,16 @@ def test_missing_vectors_are_found():
     assert set(faults("dequantize_promoted", kernel, (*FLOATS, 4, 2), (9, 0))) == expected
 
 
+def test_whether_it_is_nan_is_asked_of_what_becomes_bfloat16():
+    """A NaN that a GPU makes has all bits but the sign: rounded as a number, it would be -0.0."""
+    kernel = loops.Elementwise(_nothing, _rounded).map.kernel
+    asked = {}
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+        found = opcodes(kernel, (*FLOATS[:3], (np.dtype(dtype),), 4, 2), (9, 0))[1]
+        asked[dtype] = count(found, r"setp\.(nan|num)\.f32")
+    assert asked == {np.float32: 0, ml_dtypes.bfloat16: count(found, r"cvt\.rni\.f32\.f32")}
+
+
 def test_contraction_is_found(monkeypatch):
     """Where it may, the compiler leaves it to the assembler to fuse a product and a sum."""
     name, options = "fake_quantize_half_zero_point", (*FLOATS, 4, 2)

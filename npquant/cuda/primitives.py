@@ -13,12 +13,12 @@ from numba import types
 
 from npquant import primitives as p
 from npquant.cpu.primitives import TAUGHT
-from npquant.cpu.storage import Storage, StorageModel
+from npquant.cpu.storage import BFLOAT16, Storage, StorageModel
 from npquant.cuda.target import libdevice, overload, register_model
 
 register_model(Storage)(StorageModel)
 
-_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at, p.masked, p.narrowed, p.rounded_code}
+_REPLACED = {p.rint, p.trunc, p.floor, p.sqrt, p.at, p.masked, p.narrowed, p.rounded_code, p.store}
 
 for _primitive, _implementation in TAUGHT:
     if _primitive not in _REPLACED:
@@ -49,7 +49,7 @@ overload(p.trunc)(_by_type(libdevice.truncf, libdevice.trunc))
 overload(p.floor)(_by_type(libdevice.floorf, libdevice.floor))
 overload(p.sqrt)(_by_type(libdevice.fsqrt_rn, libdevice.dsqrt_rn))
 
-_masked_bits = dict(TAUGHT)[p.masked]
+_masked_bits, _stored = (dict(TAUGHT)[primitive] for primitive in (p.masked, p.store))
 
 
 @overload(p.masked)
@@ -59,6 +59,14 @@ def _masked(g, m):
     copysign = libdevice.copysign if g == types.float64 else libdevice.copysignf
     zero = np.float64(0) if g == types.float64 else np.float32(0)
     return lambda g, m: g if m else copysign(zero, g)
+
+
+@overload(p.store, strict=False)
+def _store(y, i, v):
+    """A NaN that a GPU makes has all bits but the sign: rounded as a number, it would be -0.0."""
+    if not isinstance(y, types.NoneType) and y.dtype == BFLOAT16 and isinstance(v, types.Float):
+        return lambda y, i, v: p.store(y, i, p.like(v, p.item(y)))
+    return _stored(y, i, v)
 
 
 @overload(p.at)
