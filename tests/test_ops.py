@@ -417,6 +417,23 @@ def test_float8_codes_beside_zero_points_of_two_bytes_are_float32(target, zero_d
         assert_same(y, expected.astype(F64))
 
 
+@pytest.mark.parametrize("result", [F16, BF16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("target", [t for t in BOUNDS if t.itemsize == 1], ids=str)
+def test_differences_that_two_bytes_hold_and_others(target, result):
+    """With zero points of which no difference is rounded, nor are scales, and with others."""
+    lo, hi = BOUNDS[target]
+    q = np.resize(every_code(target), (6, 256))
+    s = (np.random.default_rng(12).random(6) + 0.1).astype(F32)
+    for z in (0, 1, *((-3,) if target in cases.FLOAT8 else (lo, hi, lo - 1, hi + 1)), 999):
+        agree("dequantize_per_tensor", q, 0.3, z, lo, hi, target, out_dtype=result, note=z)
+        zero_points = np.array([0, 0, 0, z, z, z])
+        agree("dequantize_per_channel", q, s, zero_points, 0, lo, hi, target, out_dtype=result,
+              note=z)  # fmt: skip
+        for kind in FLOATS:
+            args = q, s.astype(kind), zero_points, lo, hi, target, result
+            agree("dequantize_per_token", *args, note=(z, kind))
+
+
 def halfway(rng, n):
     """Scales of which some code times the scale lies halfway between two float32, or next to it."""
     ties = rng.integers(2**24, 2**25, n) * 2 + 1.0
@@ -971,7 +988,7 @@ def test_sums_that_float32_does_not_hold():
               np.zeros(1, F32), -128, 127)  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 3000, 3), 1),
+@pytest.mark.parametrize(("shape", "axis"), [((6000, 3), 1), ((40, 6, 3), 1), ((5, 6000, 3), 1),
                                              ((300, 7, 9), 1), ((17_000, 2), 0), ((40, 6, 32), 1),
                                              ((40, 61, 32), 1), ((9, 50, 96), 1),
                                              ((3, 5, 512), 1), ((3, 300, 32), 1),

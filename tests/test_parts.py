@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import config, njit, types
@@ -17,9 +18,11 @@ from numba.core.registry import cpu_target
 from numba.core.typing.templates import _OverloadFunctionTemplate
 from numba.extending import overload, register_jitable
 
+from cases import SUB_BYTE
+from npquant.cpu import bfloat16, packs, together
 from npquant.cpu.checks import usual
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import fetch, fetch_to_second
+from npquant.cpu.memory import LONG, fetch, fetch_to_second
 from npquant.cpu.passes import needed_work
 from npquant.cpu.target import Kernel, _compile, array_type
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
@@ -354,3 +357,58 @@ def test_where_bytes_are_packed(name, features, packs, tmp_path):
     """
     text = compiled_for(name, features, code, tmp_path)
     assert ("call <32 x i8> @llvm.x86.avx2.packuswb" in text) == packs
+
+
+@of_x86
+@pytest.mark.parametrize(("name", "features", "at_once"), [
+    ("znver4", "+avx2,+avx512bw", True), ("haswell", "+avx2", False),
+])  # fmt: skip
+def test_where_bfloat16_is_made_of_many(name, features, at_once, tmp_path):
+    code = """if True:
+        from test_parts import np
+        import ml_dtypes
+        from npquant.cpu.quantize import dequantize_in_integers
+        qparams = np.dtype(np.float32), np.dtype(np.int64), "float32"
+        key = np.dtype(np.int8), np.dtype(ml_dtypes.bfloat16), qparams, True
+        print(dequantize_in_integers.__self__._runs._code[key].library.get_llvm_str())
+    """
+    text = compiled_for(name, features, code, tmp_path)
+    assert ("shufflevector <64 x i16>" in text) == at_once
+
+
+#: What is made of many values at once, and of which.
+MADE = [(t, np.int32) for t in (np.int8, np.uint8, *SUB_BYTE)] + [(ml_dtypes.bfloat16, np.float32)]
+
+
+@of_x86
+@pytest.mark.parametrize(("target", "source"), MADE, ids=lambda t: np.dtype(t).name)
+def test_elements_made_of_many_values(target, source, monkeypatch):
+    """The same as one by one, also where the processor has a better way, or a worse one."""
+    monkeypatch.setattr(packs, "pay_for", lambda kind: kind in packs._BITS)
+    monkeypatch.setattr(bfloat16, "pays", lambda: True)
+
+    def segment(begin, end, x, y):
+        for start in range(begin, end, LONG):
+            m, base = np.uintp(min(LONG, end - start)), np.uintp(start)
+            room = together.room(LONG, None, x[0], y)
+            for k in range(m):
+                together.hold(room, k, y, base + k, x[base + k])
+            together.release(room, m, y, base)
+
+    types_ = array_type(np.dtype(source)), array_type(np.dtype(target))
+    kernel = Kernel(segment, "of_many", lambda: types_)
+    assert f"[{LONG} x " in kernel._code[()].library.get_llvm_str()
+    unsigned = np.dtype(f"u{np.dtype(target).itemsize}")
+    if source == np.int32:
+        x = np.random.default_rng(8).integers(-(2**31), 2**31, 10_007, np.int32)
+        expected = (x & (2 ** ml_dtypes.iinfo(target).bits - 1)).astype(unsigned)
+    else:  # every upper half, and lower ones around those that round it up
+        lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+        x = (np.arange(2**16, dtype=np.uint32)[:, None] << 16 | lower).view(np.float32)
+        x = x[~np.isnan(x)]
+        expected = x.astype(target).view(unsigned)
+    for n in [*range(1, 70), x.size]:
+        y = np.zeros(n + 9, target)
+        kernel(n, n, (x[-n:].copy(), y), ())
+        np.testing.assert_array_equal(y.view(unsigned)[:n], expected[-n:], str(n))
+        assert not y.view(unsigned)[n:].any()

@@ -80,6 +80,11 @@ def _put_pair(context: Any, y: Any, i: Any, both: Any) -> Any:
     return types.void(y, types.uintp, both), codegen
 
 
+def in_pairs(x: Any, y: Any) -> bool:
+    """Whether what is made of `x`, a type, goes to `y` two at a time."""
+    return isinstance(x, Flat) and x.dtype == y.dtype == BFLOAT16
+
+
 def pairs_of(element: Callable[..., Any]) -> Callable[..., Any]:
     """What does `m` elements, if bfloat16 and whole vectors of words, and tells if it has."""
 
@@ -102,7 +107,7 @@ def pairs_of(element: Callable[..., Any]) -> Callable[..., Any]:
         return True
 
     def implementation(x: Any, base: Any, m: Any, p: Any, constants: Any, y: Any, mask: Any) -> Any:
-        if isinstance(x, Flat) and x.dtype == y.dtype == BFLOAT16:
+        if in_pairs(x, y):
             return two_at_a_time
         signature = types.boolean(x, base, m, p, constants, y, mask)
         return signature, lambda context, builder, sig, args: cgutils.false_bit

@@ -86,7 +86,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
                                 base, at_row = np.uintp(i + above), np.uintp(row + above)
                                 u, at_u = brought(x, base, np.uintp(m), rooms)
                                 value, _ = element(each(u, at_u), kind, constants, y)
-                                held = together.room(LONG, value, y)
+                                held = together.room(LONG, None, value, y)
                                 for k in range(np.uintp(m)):
                                     p = table.take(columns, at_row + k, kind)
                                     value, inside = element(each(u, at_u + k), p, constants, y)

@@ -92,7 +92,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
                     held = stretch_past(u, at_u, begin, m, p, constants, y, waiting, held)
                 else:
                     value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
-                    room = together.room(LONG, value, y)
+                    room = together.room(LONG, x, value, y)
                     if not pairs(x, base, m, p, constants, y, mask):
                         for k in range(np.uintp(m)):
                             value, inside = element(each(u, at_u + k), p, constants, y)
@@ -188,7 +188,7 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
                     fetch(x, base + np.uintp(AHEAD), length)
                 u, at_u = brought(x, base, length, rooms)
                 value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
-                room = together.room(LONG, value, y)
+                room = together.room(LONG, x, value, y)
                 if not pairs(x, base, length, p, constants, y, mask):
                     for k in range(length):
                         value, inside = element(each(u, at_u + k), p, constants, y)

@@ -1,6 +1,6 @@
 """Rooms on the stack, where values wait until many of them become elements together.
 
-A loop makes values of 32 bits, and bytes of them, which takes fewer instructions where several
+A loop makes values of 32 bits, and fewer bits of them, which takes fewer instructions where several
 vectors are brought together first.
 """
 
@@ -12,10 +12,11 @@ from numba import config, types
 from numba.core import cgutils, errors
 from numba.extending import intrinsic
 
-from npquant.cpu import float8, packs
+from npquant.cpu import bfloat16, float8, packs
 from npquant.cpu.lowered import lowered
 from npquant.cpu.memory import data_of, on_stack
-from npquant.cpu.storage import FLOAT8_NUMBER
+from npquant.cpu.pairs import in_pairs
+from npquant.cpu.storage import BFLOAT16, FLOAT8_NUMBER
 from npquant.primitives import store
 
 
@@ -23,26 +24,29 @@ def _together(value: Any, kind: Any) -> Any:
     """What makes elements of a type of many values together, by `MANY` and `codes`; else None."""
     if value == FLOAT8_NUMBER:
         return float8
+    if kind == BFLOAT16:
+        return bfloat16 if value == types.float32 and bfloat16.pays() else None
     return packs if value == types.int32 and packs.pay_for(kind) else None
 
 
-def _no_room(n: Any, value: Any, y: Any) -> Any:
+def _no_room(n: Any, x: Any, value: Any, y: Any) -> Any:
     """Room for `n` values of the type of `value`, if elements of `y` are made of many; else None.
 
-    `n` is a constant.
+    `n` is a constant. Of bfloat16, `x`, bfloat16 is made in pairs.
     """
 
 
 @intrinsic
-def _room_on_stack(context: Any, n: Any, value: Any, y: Any) -> Any:
+def _room_on_stack(context: Any, n: Any, x: Any, value: Any, y: Any) -> Any:
     if not isinstance(n, types.IntegerLiteral):
         raise errors.RequireLiteralValue("n")
-    wait, size = _together(value, y.dtype) is not None, n.literal_value
+    made, size = _together(value, y.dtype), n.literal_value
+    wait = made is not None and not (made is bfloat16 and in_pairs(x, y))
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return on_stack(context, builder, value, size) if wait else context.get_dummy_value()
 
-    return (types.CPointer(value) if wait else types.none)(n, value, y), generate
+    return (types.CPointer(value) if wait else types.none)(n, x, value, y), generate
 
 
 room: Any = _no_room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
@@ -103,7 +107,8 @@ def _release(typing: Any, held: Any, n: Any, y: Any, first: Any) -> Any:
                 give(builder.sub(n, many))
             with few:
                 last = cgutils.alloca_once_value(builder, codes(end))
-                cgutils.raw_memcpy(builder, to, last, n, 1, align=1)
+                size = context.get_abi_sizeof(to.type.pointee)
+                cgutils.raw_memcpy(builder, to, last, n, size, align=1)
         return context.get_dummy_value()
 
     return types.void(held, types.uintp, y, types.uintp), generate

@@ -894,7 +894,7 @@ def _from_tensor(
     result, end = _output_dtype(out_dtype, "out_dtype"), dtypes.EXACT64
     names = dtypes.compute(result).name, "float64", "float32"
     if _narrow(result, dtype):
-        kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, dtypes.BOUNDS[dtype]
+        kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, _exact_from(dtype)
     else:
         kernel, precision, within = "dequantize", names, (-end, end)
     form = Form(
@@ -912,7 +912,7 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     kernel, within = "dequantize", (-checks.MOST, checks.MOST)
     kinds = dtypes.LONG if result == dtypes.float64 else dtypes.CODES + dtypes.LEARNED
     if _narrow(result, dtype):
-        kernel, kinds, within = "dequantize_promoted", dtypes.CODES, dtypes.BOUNDS[dtype]
+        kernel, kinds, within = "dequantize_promoted", dtypes.CODES, _exact_from(dtype)
     form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
                 checks.QPARAMS)  # fmt: skip
     return *found, result, fast_path(kind, form)
@@ -1022,19 +1022,24 @@ def _dequantize(
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
     kernel = lib.dequantize
-    if _narrow(result, q.dtype) and _codes_of_one_byte(z, q.dtype):
+    if _narrow(result, q.dtype) and _exact(z, q.dtype):
         kernel, names = lib.dequantize_promoted, _IN_FLOAT32
     kernel(granularity, q, s, z, _NO_CODES, names, y, given=given)
 
 
 def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:
-    """Whether the 8 bits of a bfloat16 hold differences of codes, which are integers of a byte."""
-    return result.itemsize == 2 and dtype.itemsize == 1 and dtype not in dtypes.FLOAT8
+    """Whether the 8 bits of a bfloat16 hold codes of `dtype`, and differences of most."""
+    return result.itemsize == 2 and dtype.itemsize == 1
 
 
-def _codes_of_one_byte(z: Any, dtype: dtypes.DType) -> bool:
-    """Whether zero points are codes themselves."""
-    lo, hi = dtypes.BOUNDS[dtype]
+def _exact_from(dtype: dtypes.DType) -> tuple[float, float]:
+    """Bounds of integer zero points whose differences with codes of a byte have 8 bits at most."""
+    return (0, 0) if dtype in dtypes.FLOAT8 else dtypes.BOUNDS[dtype]
+
+
+def _exact(z: Any, dtype: dtypes.DType) -> bool:
+    """Whether differences with all these zero points have 8 bits at most."""
+    lo, hi = _exact_from(dtype)
     if type(z) is np.ndarray:
         return z.dtype.kind == "i" and checks.outside(z, lo, hi) < 0
     return type(z) in (int, float) and lo <= z <= hi and z == int(z)
@@ -1054,7 +1059,10 @@ def _dequantize_rows(
     if found is not None:
         s, z = found
     else:
-        s, z, code = _promoted(q, *qparams(scales, zero_points, shapes, q))
+        s, z = qparams(scales, zero_points, shapes, q)
+        if s.dtype == result and _narrow(result, q.dtype) and _exact(z, q.dtype):
+            s = checks.cast(s, dtypes.float32)  # a product is rounded to the scales' dtype anyway
+        s, z, code = _promoted(q, s, z)
     y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points))
     lib = backend.of(q)
     in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
