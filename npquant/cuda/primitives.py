@@ -64,7 +64,7 @@ def _masked(g, m):
 @overload(p.store, strict=False)
 def _store(y, i, v):
     """A NaN that a GPU makes has all bits but the sign: rounded as a number, it would be -0.0."""
-    if not isinstance(y, types.NoneType) and y.dtype == BFLOAT16 and isinstance(v, types.Float):
+    if not isinstance(y, types.NoneType) and y.dtype == BFLOAT16 != v:
         return lambda y, i, v: p.store(y, i, p.like(v, p.item(y)))
     return _stored(y, i, v)
 
