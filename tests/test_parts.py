@@ -390,7 +390,8 @@ def test_elements_made_of_many_values(target, source, monkeypatch):
     def segment(begin, end, x, y):
         for start in range(begin, end, LONG):
             m, base = np.uintp(min(LONG, end - start)), np.uintp(start)
-            room = together.room(LONG, None, x[0], y)
+            # Of `begin`: the compiler remembers where there was no room of other types.
+            room = together.room(LONG, begin, x[0], y)
             for k in range(m):
                 together.hold(room, k, y, base + k, x[base + k])
             together.release(room, m, y, base)
