@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core.registry import cpu_target
+
+from npquant.cpu.instructions import compiled_for
 
 #: Elements that are made together.
 MANY = 32
@@ -17,7 +18,7 @@ MANY = 32
 
 def pays() -> bool:
     """Whether the processor has this instruction."""
-    return "+avx512bw" in cpu_target.target_context.codegen()._tm_features.split(",")
+    return compiled_for("avx512bw")
 
 
 def codes(builder: Any, numbers: Any, kind: Any) -> Any:

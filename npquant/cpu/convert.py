@@ -16,7 +16,7 @@ def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
     if begin == end:
         return
     base, zero = np.uintp(begin), item(y)
-    room = together.room(LONG, x, converted(x[base], zero), y)  # for its type alone
+    room = together.room(LONG, None, converted(x[base], zero), y)  # for its type alone
     if room is None:  # in pieces, float8 takes a quarter longer
         for k in range(np.uintp(end - begin)):
             y[base + k] = converted(x[base + k], zero)

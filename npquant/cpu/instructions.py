@@ -17,9 +17,15 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 #: The signature, and what generates the instructions: ``generate(context, builder, sig, args)``.
 Instructions = tuple[Any, Callable[..., Any]]
+
+
+def compiled_for(feature: str) -> bool:
+    """Whether the processor that kernels are compiled for has what LLVM calls so."""
+    return f"+{feature}" in cpu_target.target_context.codegen()._tm_features.split(",")
 
 
 def first(*kinds: Any) -> Instructions:

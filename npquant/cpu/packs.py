@@ -11,8 +11,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 
+from npquant.cpu.instructions import compiled_for
 from npquant.cpu.storage import INT2, INT4, UINT2, UINT4
 
 #: Elements that are made together.
@@ -24,8 +24,7 @@ _BITS = {types.int8: 8, types.uint8: 8, INT4: 4, UINT4: 4, INT2: 2, UINT2: 2}
 
 def pay_for(kind: Any) -> bool:
     """Whether the processor has these instructions, and none that do it at once."""
-    features = cpu_target.target_context.codegen()._tm_features.split(",")
-    return kind in _BITS and "+avx2" in features and "+avx512bw" not in features
+    return kind in _BITS and compiled_for("avx2") and not compiled_for("avx512bw")
 
 
 def codes(builder: Any, numbers: Any, kind: Any) -> Any:

@@ -32,7 +32,7 @@ def _together(value: Any, kind: Any) -> Any:
 def _no_room(n: Any, x: Any, value: Any, y: Any) -> Any:
     """Room for `n` values of the type of `value`, if elements of `y` are made of many; else None.
 
-    `n` is a constant. Of bfloat16, `x`, bfloat16 is made in pairs.
+    `n` is a constant. There is none for what is made of `x` in pairs; without pairs, `x` is None.
     """
 
 

@@ -894,7 +894,7 @@ def _from_tensor(
     result, end = _output_dtype(out_dtype, "out_dtype"), dtypes.EXACT64
     names = dtypes.compute(result).name, "float64", "float32"
     if _narrow(result, dtype):
-        kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, _exact_from(dtype)
+        kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, _exact_within(dtype)
     else:
         kernel, precision, within = "dequantize", names, (-end, end)
     form = Form(
@@ -912,7 +912,7 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     kernel, within = "dequantize", (-checks.MOST, checks.MOST)
     kinds = dtypes.LONG if result == dtypes.float64 else dtypes.CODES + dtypes.LEARNED
     if _narrow(result, dtype):
-        kernel, kinds, within = "dequantize_promoted", dtypes.CODES, _exact_from(dtype)
+        kernel, kinds, within = "dequantize_promoted", dtypes.CODES, _exact_within(dtype)
     form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
                 checks.QPARAMS)  # fmt: skip
     return *found, result, fast_path(kind, form)
@@ -1032,14 +1032,14 @@ def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:
     return result.itemsize == 2 and dtype.itemsize == 1
 
 
-def _exact_from(dtype: dtypes.DType) -> tuple[float, float]:
+def _exact_within(dtype: dtypes.DType) -> tuple[float, float]:
     """Bounds of integer zero points whose differences with codes of a byte have 8 bits at most."""
     return (0, 0) if dtype in dtypes.FLOAT8 else dtypes.BOUNDS[dtype]
 
 
 def _exact(z: Any, dtype: dtypes.DType) -> bool:
     """Whether differences with all these zero points have 8 bits at most."""
-    lo, hi = _exact_from(dtype)
+    lo, hi = _exact_within(dtype)
     if type(z) is np.ndarray:
         return z.dtype.kind == "i" and checks.outside(z, lo, hi) < 0
     return type(z) in (int, float) and lo <= z <= hi and z == int(z)
