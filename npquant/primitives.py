@@ -136,9 +136,10 @@ def code_of(v: Any, lo: Any, hi: Any, nan: Any) -> Any:
 def rounded_code(t: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, other: Any) -> Any:
     """rint(t) + zero_point (None: rint(t)) as a code, for codes of the type of `other`.
 
-    An integer zero point lies within +-2**20 where `other` has at most 16 bits.
+    Of a two-byte `t` both are in float32. An integer zero point lies within +-2**20 where `other`
+    has at most 16 bits.
     """
-    t = rint(t)
+    t = rint(widen(t))
     return code_of(t if zero_point is None else plus(t, zero_point), lo, hi, nan)
 
 

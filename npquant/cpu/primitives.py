@@ -32,6 +32,7 @@ from npquant.cpu.storage import (
     BFLOAT16,
     FLOAT8,
     FLOAT8_NUMBER,
+    FLOAT16,
     FROM_FLOAT32,
     HALVES,
     NARROW,
@@ -40,6 +41,7 @@ from npquant.cpu.storage import (
     Storage,
     any_to_bfloat16,
     as_number,
+    half_to_float32_alone,
 )
 from npquant.cpu.storage import reinterpreted as _to
 
@@ -101,7 +103,7 @@ def _like(v, other):
             narrow = any_to_bfloat16
         if other in SUB_BYTE:  # truncated, and so not rounded before
             return lambda v, other: narrow(p.widen(v))
-        return lambda v, other: narrow(np.float32(p.widen(v)))
+        return lambda v, other: narrow(np.float32(p.widen(p.floating(v))))
     if isinstance(v, Storage):
         to = getattr(np, other.name)
         return lambda v, other: to(p.widen(v))
@@ -237,8 +239,18 @@ def _narrowed(zero_point, t, other):
     return cast([zero_point, t, other], t)
 
 
+def _widened_alone(v):
+    """What is `widen` of a value of type `v` for all but sums and products."""
+    return half_to_float32_alone if v == FLOAT16 else p.widen
+
+
 @teach(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
+    if isinstance(t, Storage):
+        alone = _widened_alone(t)
+        return lambda t, zero_point, lo, hi, nan, other: p.rounded_code(
+            alone(t), zero_point, lo, hi, nan, other
+        )
     without = isinstance(zero_point, types.NoneType)
     small = without or isinstance(zero_point, types.Integer)
     narrow = (other in NARROW and other != types.int32) or other in SUB_BYTE
@@ -441,9 +453,10 @@ def _converted(v, other):
     if other in NARROW and not long:  # storing drops the upper bits
         cast = whole
     limit, least, zero = np.float32(limit), whole(-limit), whole(0)
+    alone = _widened_alone(v)
 
     def converted(v, other):
-        w = p.widen(v)
+        w = alone(v)
         i = whole(w) if abs(w) < limit else least
         return cast(i if w == w else zero)
 

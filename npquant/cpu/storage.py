@@ -102,6 +102,21 @@ def _half_to_float32(context: Any, v: types.Type) -> Any:
 
 
 @intrinsic
+def half_to_float32_alone(context: Any, v: types.Type) -> Any:
+    """The same number, which the compiler does not know to have been a float16.
+
+    It would round, compare and convert float16 instead, one by one: few processors have
+    instructions for that.
+    """
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        bits = builder.bitcast(_half_widened(context, builder, sig, args), ir.IntType(32))
+        return builder.bitcast(builder.and_(bits, bits.type(0xFFFFE000)), ir.FloatType())
+
+    return types.float32(v), codegen
+
+
+@intrinsic
 def _float32_to_half(context: Any, v: types.Type) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))

@@ -85,6 +85,10 @@ def _narrowed(zero_point, t, other):
 @overload(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
     """By the instruction that rounds: nobody has looked whether a zero point is small."""
+    if isinstance(t, Storage):
+        return lambda t, zero_point, lo, hi, nan, other: p.rounded_code(
+            p.widen(t), zero_point, lo, hi, nan, other
+        )
     if isinstance(zero_point, types.NoneType):
         return lambda t, zero_point, lo, hi, nan, other: p.code_of(p.rint(t), lo, hi, nan)
     return lambda t, zero_point, lo, hi, nan, other: p.code_of(

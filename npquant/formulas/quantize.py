@@ -68,8 +68,7 @@ def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """
     inverse, zero_point = p
     lo, hi, nan = constants
-    t = widen(plus(times(x, inverse), zero_point))
-    return rounded_code(t, None, lo, hi, nan, item(y)), True
+    return rounded_code(plus(times(x, inverse), zero_point), None, lo, hi, nan, item(y)), True
 
 
 #: Added to a float32 between -2**22 and 2**22, it leaves an integer in the last bits.
@@ -121,7 +120,7 @@ def quantize_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """ONNX's rule for all granularities: the quotient is rounded to the type x and scale share."""
     scale, zero_point = p
     lo, hi, nan = constants
-    return rounded_code(widen(over(x, scale)), zero_point, lo, hi, nan, item(y)), True
+    return rounded_code(over(x, scale), zero_point, lo, hi, nan, item(y)), True
 
 
 @formula
