@@ -1380,3 +1380,31 @@ def test_convert_element_type(target):
     for source in ("bool", "int8", "uint8", "int16", "int32", "int64"):
         x = np.array([0, 1, -1, 127, 128, 300, 2**24 + 1, -(2**31), 2**62 + 1]).astype(source)
         agree("convert_element_type", x, target, note=source)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_of_64_bits_are_rounded_to_float32_first(sign):
+    """Of these a float64 would be half-way between two float32, and that between two bfloat16."""
+    tie, bf16 = sign * (2**62 + 2**54 + 2**38 + 1), np.dtype(ml_dtypes.bfloat16)
+    x, above = np.array([[tie, tie]]), sign * (2.0**62 + 2.0**55)
+    assert float(agree("convert_element_type", x, bf16)[0, 0]) == above
+    codes, one, z = np.zeros((1, 2), np.int8), np.ones(1, F32), np.array([-tie])
+    bounds, narrow = (-128, 127, np.int8), (-(2**15), 2**15 - 1, np.int16)
+    y = agree("dequantize_per_channel", codes, one, z, 0, *bounds, out_dtype=bf16)
+    assert float(y[0, 0]) == above
+    for scale in (one.astype(bf16), one):
+        agree("dequantize_per_token", codes, scale, z, *bounds, bf16)
+        agree("dequantize_per_channel_group", codes, scale[:, None], z[:, None], *bounds, 2, bf16)
+    scale = np.array([2.0**55], bf16)
+    for rounding in ("reciprocal", "divide"):
+        for name, qparams, size in (
+            ("quantize_per_token", (scale, [0]), ()),
+            ("quantize_per_channel_group", (scale[:, None], [[0]]), (2,)),
+        ):
+            q = agree(name, x, *qparams, *narrow, *size, rounding=rounding)
+            assert q[0, 0] == sign * 129, (name, rounding)
+    x = np.array([[sign * (2**62 + 2**38 + 1)]])
+    scale, _ = agree("choose_qparams_per_token", x, np.int8)
+    assert scale[0, 0] == np.float32(2.0**62 + 2.0**39) / np.float32(127)
+    far = np.array([[-sign * 1e300]])
+    agree("fake_quantize_learnable_per_channel_affine", far, one, x[0], 0, -(2**63), 2**63 - 1)

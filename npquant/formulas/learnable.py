@@ -8,13 +8,13 @@ import numpy as np
 
 from npquant.formulas.base import STEP_BACK, clamp, clamp_number, formula
 from npquant.formulas.fake_quantize import affine, affine_wide
-from npquant.primitives import fma, item, like, rint, trunc, widen
+from npquant.primitives import floating, fma, item, like, rint, trunc, widen
 
 
 @formula
 def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
     """A learned zero point in float32: rounded to the nearest, clamped to the bounds."""
-    z = rint(np.float32(widen(zero_point)))
+    z = rint(np.float32(widen(floating(zero_point))))
     return clamp(z, np.float32(lo), np.float32(hi))
 
 

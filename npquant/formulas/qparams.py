@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import INFINITY, INT32_END, INT64_END, clamp, formula, plain_nan
-from npquant.primitives import like, rint, widen
+from npquant.primitives import floating, like, rint, widen
 
 #
 # (least, greatest, lo, hi, eps, middle, s) -> (scale, zero_point): the range of a channel, the
@@ -88,7 +88,8 @@ def token_qparams(
     least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, s: Any
 ) -> Any:
     """choose_qparams_per_token: the largest magnitude, in the type of the scale, over hi."""
-    largest = like(larger(abs(widen(least)), abs(widen(greatest))), s)
+    least, greatest = widen(floating(least)), widen(floating(greatest))
+    largest = like(larger(abs(least), abs(greatest)), s)
     return divided(larger(largest, like(eps, s)), hi), like(middle, s)
 
 
