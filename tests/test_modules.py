@@ -270,6 +270,40 @@ def test_what_spoils_the_scale_is_not_observed(wrong):
         module(data((4, 6), 2))
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_spoils_float_zero_points_is_not_observed(wrong):
+    """The scale of a channel that is nowhere a number, or infinite throughout, is 1."""
+    x = data((4, 6), 1)
+    x[1] = wrong
+    for kind, channels in ((FakeQuantize, {}), (LearnableFakeQuantize, {"channel_len": 4})):
+        options = {"qscheme": npq.observers.FLOAT_QPARAMS, **channels}
+        module, fresh = (kind(PerChannelMinMaxObserver, 0, 255, **options) for _ in range(2))
+        module(data((4, 6)))
+        before = {key: np.copy(value) for key, value in module.state_dict().items()}
+        with pytest.raises(ValueError, match="zero_point must be finite in float32"):
+            fresh(x)
+        with pytest.raises(ValueError, match=r"in float32, got (nan|inf): x is not finite"):
+            module(x)
+        for key, value in module.state_dict().items():
+            assert_same(value, before[key], key)
+        for again in (module, fresh):
+            again(data((4, 6), 2))
+
+
+def test_weights_that_are_no_numbers_leave_no_trace_where_none_are_rounded():
+    """They are needed all the same, to begin with."""
+    module = AdaroundFakeQuantizer()
+    module.disable_fake_quant()
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        module(np.array([np.nan, 1], F32))
+    x = data((4, 6))
+    assert_same(module(x), x)
+    fresh = AdaroundFakeQuantizer()
+    fresh.disable_fake_quant()
+    fresh(x)
+    same_state(module, fresh)
+
+
 def of_counts(axis=None, **options):
     """Return modules whose observers count, for arrays of shape (4, 6)."""
     kind, channels = ("per_tensor", {}) if axis is None else ("per_channel", {"ch_axis": axis})

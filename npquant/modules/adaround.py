@@ -176,6 +176,10 @@ class AdaroundFakeQuantizer(FakeQuantize):
             raise TypeError(f"x must have the precision of V, {dtype}, got {x.dtype}")
 
     @property
+    def _uses_qparams(self) -> bool:
+        return super()._uses_qparams or not self._decided  # to make V
+
+    @property
     def _decided(self) -> bool:
         """Whether there is a V."""
         return math.prod(kind(self.V.value)[0]) > 0

@@ -130,8 +130,8 @@ class FakeQuantizeBase(Module):
     ) -> tuple[Array, Array] | None:
         """Have the observer see `x`, and choose qparams, unless others were `found`.
 
-        None if it has seen nothing yet. It forgets an array that makes scales of which none can be
-        used, if one is to be now.
+        None if it has seen nothing yet. It forgets an array that makes scales or zero points that
+        cannot be used, if they are to be now.
         """
         observer = self.activation_post_process
         before = vars(observer).copy()  # its arrays are replaced, never written to
@@ -139,16 +139,24 @@ class FakeQuantizeBase(Module):
         if observer._unset:
             return None
         scale, zero_point = found or observer.calculate_qparams()
-        if self._on("fake_quant_enabled") and isinstance(scale, np.ndarray):
-            wrong = scale[~((scale > 0) & (scale < np.inf))]
-            if wrong.size:
-                vars(observer).update(before)
-                raise ValueError(
-                    f"scale must be positive and finite in float32, got {wrong[0]}: x is not "
-                    "finite, or something that was observed before, which "
-                    "activation_post_process.reset_min_max_vals() forgets"
-                )
+        if self._uses_qparams and isinstance(scale, np.ndarray):
+            for must, wrong in (
+                ("scale must be positive and finite", scale[~((scale > 0) & (scale < np.inf))]),
+                ("zero_point must be finite", zero_point[~np.isfinite(zero_point)]),
+            ):
+                if wrong.size:
+                    vars(observer).update(before)
+                    raise ValueError(
+                        f"{must} in float32, got {wrong[0]}: x is not finite, or something that "
+                        "was observed before, which activation_post_process.reset_min_max_vals() "
+                        "forgets"
+                    )
         return scale, zero_point
+
+    @property
+    def _uses_qparams(self) -> bool:
+        """Whether a call uses scale and zero point."""
+        return self._on("fake_quant_enabled")
 
     def _check_array(self, key: str, name: str, array: Array) -> None:
         if name in self._switches:
