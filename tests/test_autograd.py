@@ -436,6 +436,38 @@ def test_gradient_of_the_regularizer(V_dtype):
     assert np.count_nonzero(abs(of_V) > 1e-9) == 6  # not in the middle, nor where h is cut off
 
 
+@pytest.mark.parametrize(
+    ("V_dtype", "grad"),
+    [(dtype, grad) for dtype in (F32, F64) for grad in (np.nan, np.inf, -np.inf)] + [(F32, 1e39)],
+)
+def test_gradient_of_the_regularizer_of_a_loss_that_overflowed(V_dtype, grad):
+    """It is no number either, as after any other step."""
+    V = np.linspace(-3, 3, 8, dtype=V_dtype)
+    _, (of_V,) = on_tape(nq.adaround_regularizer, V, 4.0, sources=[V], grad=np.array(grad))
+    with np.errstate(all="ignore"):
+        expected = nq.adaround_regularizer_backward(V, 4.0) * V_dtype.type(grad)
+    assert_same(of_V, expected)
+    assert not np.isfinite(of_V).any()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"zero_point": 0}, TypeError, "zero_point must have a dtype among"),
+        ({"zero_point": np.zeros(1, np.int32)}, TypeError, "zero_point must have a dtype among"),
+        ({"quant_min": 1, "quant_max": 15}, ValueError, "quant_min"),
+        ({"zero_point_rounding": "nearst"}, ValueError, "zero_point_rounding must be"),
+    ],
+)
+def test_what_a_learnable_backward_refuses_is_refused_when_it_is_traced(wrong, error, message):
+    """Not when the gradient is asked for: the tape would be spent."""
+    given = arguments("fake_quantize_learnable_per_tensor_affine", (6, 8)) | wrong
+    with ag.Tape() as tape:
+        tape.watch(given["input"])
+        with pytest.raises(error, match=message):
+            tape.apply(nq.fake_quantize_learnable_per_tensor_affine, **given)
+
+
 def test_soft_rounding_and_a_layer_on_one_tape():
     """The gradient of V through a product: that of the weights, and then of the rounding."""
     w, x = integers(0, 4, 3).astype(F32) / 8, integers(1, 5, 3).astype(F32)

@@ -51,7 +51,7 @@ def with_backward(op: Function, backward: Function, *inputs: str) -> tuple[Funct
     """An op with a backward of its own, ``backward(grad, *arguments of the op)``.
 
     It gives the gradients of the `inputs` in their order. Options that it alone takes are taken
-    among the arguments of the op.
+    among the arguments of the op. What it would refuse is refused when the op is applied.
     """
     options = signature(backward).parameters.keys() - signature(op).parameters.keys()
 
@@ -63,9 +63,19 @@ def with_backward(op: Function, backward: Function, *inputs: str) -> tuple[Funct
             found = backward(grad, *args, **kwargs)
             return found if isinstance(found, tuple) else (found,)
 
-        return plain(*args, **kwargs), every
+        y = plain(*args, **kwargs)
+        if isinstance(y, np.ndarray):
+            named = {key: _spec(a, y) for key, a in kwargs.items()}
+            backward(*(_spec(a, y) for a in (y, *args)), **named)
+        return y, every
 
     return _entry(op, plain, rule, *inputs)
+
+
+def _spec(a: Any, y: Array) -> Any:
+    """`a` without its data if it has the shape of `y`: given that, ops check and do nothing."""
+    large = isinstance(a, (np.ndarray, np.generic)) and a.shape == y.shape
+    return nq.ArraySpec(a.shape, a.dtype) if large else a
 
 
 def function(op: Function, rule: Differentiated, *inputs: str) -> tuple[Function, Rule]:
@@ -209,9 +219,16 @@ def softmax_cross_entropy(input: Array, target: Array) -> tuple[Array, Any]:
 
 def adaround_regularizer(V: Array, beta: Any) -> tuple[Array, Any]:
     """The backward of the op takes a weight of the sum, which its gradient is."""
-    return nq.adaround_regularizer(V, beta), (
-        lambda grad: nq.adaround_regularizer_backward(V, beta, grad),
-    )
+
+    def of_V(grad: Any) -> Any:
+        if isinstance(grad, np.ndarray):
+            with np.errstate(over="ignore", invalid="ignore"):
+                weight = grad.astype(V.dtype)
+                if not np.isfinite(weight):  # a loss that overflowed, which the op refuses
+                    return nq.adaround_regularizer_backward(V, beta) * weight
+        return nq.adaround_regularizer_backward(V, beta, grad)
+
+    return nq.adaround_regularizer(V, beta), (of_V,)
 
 
 def convert_element_type(input: Array, dtype: Any) -> tuple[Array, Any]:
