@@ -85,8 +85,15 @@ class _Optimizer:
                 found = checks.same(gradient, f"gradients[{i}]", value, data=f"params[{i}]")
                 checks.itself_or_apart(value, f"params[{i}]", found, f"gradients[{i}]")
                 pairs.append((i, value, found))
-        for i, value, gradient in pairs:
-            self._update(self._state[i], value, gradient)
+        # All memory first: where there is none, nothing has been updated.
+        states = [self._state[i] or self._begun(value) for i, value, _ in pairs]
+        for (i, value, gradient), state in zip(pairs, states, strict=True):
+            self._state[i] = state
+            self._update(state, value, gradient)
+
+    def _begun(self, value: Array) -> dict[str, Any]:
+        """The state before a first step."""
+        raise NotImplementedError
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         raise NotImplementedError
@@ -294,15 +301,16 @@ class SGD(_Optimizer):
         super().__init__(params)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
+    def _begun(self, value: Array) -> dict[str, Any]:
+        # -0.0 is what every gradient can be added to without a change, 0.0 included.
+        return {"momentum_buffer": full_like(value, -0.0)} if self.momentum else {}
+
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         if self.momentum == 0:
             lib = backend.of(value)
             kernel = lib.sgd_decayed if self.weight_decay else lib.sgd
             kernel(gradient, (value,), (self.lr, self.weight_decay))
             return
-        if not state:
-            # -0.0 is what every gradient can be added to without a change, 0.0 included.
-            state["momentum_buffer"] = full_like(value, -0.0)
         lib = backend.of(value)
         update = lib.sgd_momentum_decayed if self.weight_decay else lib.sgd_momentum
         arrays = value, state["momentum_buffer"]
@@ -390,9 +398,10 @@ class Adam(_Optimizer):
     def _keys(self) -> tuple[str, ...]:
         return ("step", *self._arrays)
 
+    def _begun(self, value: Array) -> dict[str, Any]:
+        return {"step": 0, "exp_avg": full_like(value, 0), "exp_avg_sq": full_like(value, 0)}
+
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
-        if not state:
-            state.update(step=0, exp_avg=full_like(value, 0), exp_avg_sq=full_like(value, 0))
         state["step"] += 1
         beta1, beta2 = self.betas
         step = -(self.lr / (1 - beta1 ** state["step"]))

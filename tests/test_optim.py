@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cases import assert_same
+from npquant import optim
 from npquant.autograd import Parameter
 from npquant.cpu import target
 from npquant.optim import SGD, Adam
@@ -404,6 +405,44 @@ def test_a_gradient_that_overlaps_its_parameter(rule):
     MAKE[rule]([same]).step([same])
     MAKE[rule]([apart]).step([apart.copy()])
     assert_same(same, apart)
+
+
+@by_rule
+def test_parameters_that_interleave(rule):
+    """They lie apart, though between the same ends."""
+    together, apart = np.arange(24.0).reshape(4, 6), np.arange(24.0).reshape(4, 6)
+    left, right = apart[:, :3].copy(), apart[:, 3:].copy()
+    gradients = [np.ones((4, 3)), np.full((4, 3), -2.0)]
+    MAKE[rule]([together[:, :3], together[:, 3:]]).step(gradients)
+    MAKE[rule]([left, right]).step(gradients)
+    assert_same(together, np.hstack([left, right]))
+    with pytest.raises(ValueError, match=r"params must lie apart, params\[1\] overlaps another"):
+        MAKE[rule]([together[:, :4], together[:, 3:]])
+
+
+@by_rule
+def test_a_first_step_without_memory_changes_nothing(rule, monkeypatch):
+    """The state of all is made before any is updated."""
+    values, left = [np.ones(2), np.ones(2)], [2]
+
+    def full_like(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        return made(*args)
+
+    made = optim.full_like
+    monkeypatch.setattr(optim, "full_like", full_like)
+    optimizer = MAKE[rule](values)
+    if rule.startswith("adam") or "momentum" in rule or "both" in rule:
+        with pytest.raises(MemoryError):
+            optimizer.step([np.ones(2)] * 2)
+        assert_same(values, [np.ones(2)] * 2)
+        assert optimizer.state_dict()["state"] == {}
+    optimizer.step([np.ones(2)] * 2)
+    other = [np.ones(2), np.ones(2)]
+    MAKE[rule](other).step([np.ones(2)] * 2)
+    assert_same(values, other)
 
 
 def test_a_state_of_adam_that_cannot_be():

@@ -527,3 +527,20 @@ def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
             assert_same(out, expected, place)
             assert not room[:place].any()
             assert not room[place + n :].any()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        nq.fake_quantize_per_tensor_affine_cachemask_backward,
+        nq.fake_quantize_per_channel_affine_cachemask_backward,
+        nq.fake_quant_per_channel_backward,
+    ],
+)
+def test_a_gradient_is_its_own_out_beside_a_mask_of_fewer_axes(op):
+    """Of an array with axes of one the elements are the same whatever the steps along these."""
+    grad = np.arange(1.0, 4, dtype=np.float32).reshape(1, 3)
+    assert op(grad, np.array([True, False, True]), out=grad) is grad
+    assert_same(grad, np.array([[1, 0, 3]], np.float32))
+    with pytest.raises(ValueError, match="out must be grad itself or not overlap it"):
+        op(grad, np.zeros(3, bool), out=grad[:, ::-1])

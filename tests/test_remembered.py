@@ -34,6 +34,32 @@ def test_objects_that_change():
     assert_same(again, nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, 3))
 
 
+class MutableNumber(np.int64):
+    """The same, of a class made of NumPy's."""
+
+    value = 7
+
+    def __index__(self):
+        return self.value
+
+
+class MutableKind:
+    """What NumPy takes for a dtype, and later for another."""
+
+    dtype = np.dtype(np.float32)
+
+
+def test_what_is_made_of_numpy_may_change():
+    bound = MutableNumber(7)
+    codes = X.astype(np.int8)
+    for value, kind in ((7, np.float32), (3, np.float64)):
+        bound.value, MutableKind.dtype = value, np.dtype(kind)
+        given = nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, bound)
+        assert_same(given, nq.fake_quantize_per_tensor_affine(X, 0.1, 0, -8, value))
+        y = nq.dequantize_per_tensor(codes, 0.1, 0, -8, 7, np.int8, out_dtype=MutableKind)
+        assert_same(y, nq.dequantize_per_tensor(codes, 0.1, 0, -8, 7, np.int8, out_dtype=kind))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_arrays_that_change(name):
     """Each array is written to between two calls; the second call sees what is there then."""

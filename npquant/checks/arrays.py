@@ -265,10 +265,10 @@ def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]
 
 
 def overlap(a: Array, b: Array) -> bool:
-    """Whether two arrays that were checked may share memory."""
+    """Whether two arrays that were checked share memory; on a GPU, whether they may."""
     if type(a) is not type(b) or type(a) is ArraySpec:
         return False
-    return np.may_share_memory(a, b) if type(a) is np.ndarray else a.overlaps(b)
+    return _share_memory(a, b) if type(a) is np.ndarray else a.overlaps(b)
 
 
 def itself_or_apart(x: Array, name: str, y: Array, other: str) -> None:
@@ -391,8 +391,10 @@ def flat(x: Array) -> Array:
 
 
 def _same_elements(x: Any, y: Any) -> bool:
+    steps = zip(x.shape, x.strides, y.strides, strict=False)  # none along an axis of one
     return bool(
-        x.strides == y.strides
+        x.shape == y.shape
+        and all(n == 1 or a == b for n, a, b in steps)
         and x.itemsize == y.itemsize
         and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )

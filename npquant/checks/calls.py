@@ -53,14 +53,22 @@ def adaround_precision(lo: int, hi: int, dtype: DType) -> str:
 
 
 #: What stays as it is, so that what was found of it still holds when it comes again. The first are
-#: of these very types: an object of a subclass may change.
+#: of these very types, and the others of these packages: what a user makes of them may change.
 _PLAIN = frozenset({bool, float, int, str, tuple, type(None)})
 _FIXED = np.generic, np.dtype, type, ArraySpec
+_OWN = frozenset({"builtins", "numpy", "ml_dtypes", __package__.partition(".")[0]})
 #: What may be a zero with a sign, of NumPy and of ml_dtypes, and of that what has none.
 _NUMBERS, _UNSIGNED = (float, np.generic), (np.integer, np.bool_)
 
 
 _memories: list[Any] = []
+
+
+def _fixed(a: Any) -> bool:
+    """Whether an argument stays as it is."""
+    kind = a if isinstance(a, type) else type(a)
+    fixed = isinstance(a, _FIXED) and kind.__module__.partition(".")[0] in _OWN
+    return fixed or type(a) in _PLAIN
 
 
 def forget() -> None:
@@ -78,7 +86,7 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 
     @lru_cache(maxsize=1024, typed=True)
     def fast(*args: Any) -> T:
-        if all(type(a) in _PLAIN or isinstance(a, _FIXED) for a in args) and not any(
+        if all(map(_fixed, args)) and not any(
             isinstance(a, _NUMBERS) and not isinstance(a, _UNSIGNED) and a == 0 for a in args
         ):
             return check(*args)
