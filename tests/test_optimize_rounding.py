@@ -493,6 +493,27 @@ def test_early_stop_and_what_is_undecided():
     assert h == pytest.approx(0.99, abs=1e-12)
 
 
+@pytest.mark.parametrize(("steps", "warm_start", "begin"), [(15, 0.2, 3), (50, 0.5, 25)])
+def test_the_first_look_is_where_the_regularizer_begins(steps, warm_start, begin):
+    x, w = correlated(0, 200, 16), normal(1, 8, 16)
+    options = {"steps": steps, "warm_start": warm_start, "rng": 0}
+    done = optimize_rounding(Linear(w), per_channel(w), x, stop_undecided=1.0, **options)
+    assert done.report.steps == begin
+
+
+def test_a_function_that_changes_what_it_is_given():
+    """It has the rows of nobody else."""
+    x, w = correlated(0, 200, 16), normal(1, 8, 16)
+    given = x.copy()
+
+    def shifted(rows):
+        rows -= 0.5
+        return rows
+
+    optimize_rounding([shifted, Linear(w)], [per_channel(w)], given, rng=0, steps=20)
+    assert np.array_equal(given, x)
+
+
 def test_undecided_of_the_first_look():
     """Before any learning, V is that of the fractions: undecided between 0.01 and 0.99."""
     fractions = np.array([[0.0, 0.005, 0.02, 0.5, 0.98, 0.995]], F32)

@@ -258,7 +258,7 @@ def checked_grid(value: Any, name: str, weight: Array) -> Grid:
 
 def check_fit(chain: list[Any], x: Array) -> None:
     """Refuse rows that layers cannot be computed of, one of which is handed through them."""
-    row = x[:1]
+    row = x[:1].copy()  # a function may change what it is given
     for i, layer in enumerate(chain):
         name = f"layers[{i}]"
         if not isinstance(layer, Layer):

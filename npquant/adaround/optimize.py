@@ -509,10 +509,11 @@ def _descend(
     soft, gradient, drive = (np.empty_like(weight) for _ in range(3))
     batches = objective.batches(options.batch_size, options.rng)
     step, undecided = 0, _undecided(V, drive)
+    regularized = 0  # steps
     with options.bar(total=options.loss.max_iter, desc=name) as bar:
         for step in range(options.loss.max_iter):
             regular = options.loss.beta(step) is not None
-            if regular and step % LOOK == 0:
+            if regular and regularized % LOOK == 0:
                 undecided = _undecided(V, drive)
                 if undecided <= options.stop_undecided:
                     return step, undecided
@@ -520,6 +521,7 @@ def _descend(
             slope = objective.gradient(soft, next(batches))
             nq.adaround_soft_backward(slope, weight, V, **qparams, out=gradient)
             if regular:
+                regularized += 1
                 gradient += options.loss.regularizer_backward(step, V, out=drive)
             adam.step([gradient])
             bar.update()
