@@ -217,6 +217,20 @@ def test_the_interface(streams):
     assert arrays.device(Shown(held)).stream() == 0
 
 
+@pytest.mark.parametrize("row", [np.ones(6, np.float32), np.ones((4, 1), np.float32)])
+def test_what_numba_broadcasts(row, streams):
+    """There is less memory than elements, and its interface tells no strides."""
+    held = np.broadcast_to(row, (4, 6))
+    memory = SimpleNamespace(device_ctypes_pointer=ctypes.c_void_p(held.ctypes.data))
+    made = target.cuda.cudadrv.devicearray.DeviceNDArray
+    x = made(held.shape, held.strides, held.dtype, gpu_data=memory)
+    assert x.__cuda_array_interface__["strides"] is None
+    a = arrays.device(x)
+    assert (a.shape, a.strides, a.contiguous) == (held.shape, held.strides, False)
+    with pytest.raises(ValueError, match="out must not repeat its elements"):
+        nq.fake_quantize_per_tensor_affine(Shown(np.ones_like(held)), 0.1, 0, -8, 7, out=x)
+
+
 class DLDevice(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
 
@@ -319,8 +333,11 @@ def test_where_it_lies():
 
 
 def test_more_channels_than_32_bits_count():
-    with pytest.raises(ValueError, match=r"input must have fewer than 2\*\*32 channels, got"):
-        next(loops._launches(Layout(2**32, 1), 2**32))
+    """A launch counts on from its first channel, over as many as it has elements."""
+    most = 2**32 - 2**30
+    assert next(loops._launches(Layout(most, 1), most))[1] == 2**30
+    with pytest.raises(ValueError, match=f"input must have at most {most} channels, got"):
+        next(loops._launches(Layout(most + 1, 1), most + 1))
 
 
 @pytest.mark.parametrize("longest", [5, 12, 13, 1000])
@@ -490,6 +507,17 @@ def test_qparams_beside_the_data(torch, streams):
         streams.clear()
     y = nq.dequantize_per_tensor(q, s, z, -128, 127, np.int8)
     assert (y.dtype, y.shape, streams) == (torch.float32, (4, 6), [STREAM])
+
+
+def test_what_is_made_beside_an_array_is_of_its_library(torch, cupy, monkeypatch, streams):
+    """Other libraries would give the memory of a converted scale away while kernels use it."""
+    monkeypatch.setattr(torch, "empty_strided", None)
+    x = CuPyArray((4, 6), np.float32)
+    s, z = Tensor(np.ones(1), torch.float64), Tensor(np.zeros(1, np.int32), torch.int32)
+    assert type(nq.fake_quantize_per_tensor_affine(x, s, z, -128, 127)) is CuPyArray
+    s = Tensor(np.ones((6, 2), np.float32)[:, 0], torch.float32)
+    z = Tensor(np.zeros(6, np.int32), torch.int32)
+    assert type(nq.quantize_per_channel(x, s, z, 1, -128, 127, np.int8)) is CuPyArray
 
 
 def test_an_out_that_overlaps(torch, streams):

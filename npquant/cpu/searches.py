@@ -14,7 +14,7 @@ from npquant.cpu.lanes import LANES, add_terms, folded
 from npquant.cpu.lowered import called
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp
-from npquant.formulas.qparams import affine_qparams, symmetric_qparams
+from npquant.formulas.qparams import affine_qparams, larger, symmetric_qparams
 
 #: How far a step of the search moves a quantile.
 STEP = 1e-5
@@ -290,7 +290,7 @@ def mse_symmetric(
 ) -> Any:  # fmt: skip
     """The same of one end; the other is as far from zero."""
     first, held = _filled(counts, bins, width, least, greatest, rooms[3])
-    whole = max(-least, greatest)
+    whole = larger(-least, greatest)
     reach, best = whole, np.inf
     for n in range(FRACTIONS, 0, -1):
         tried = f.shrunk(whole, n, FRACTIONS)

@@ -93,10 +93,14 @@ class DeviceArray:
     def new(
         self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None
     ) -> DeviceArray:
-        """An array on the same device, made by the same library."""
-        dtype = np.dtype(dtype)
+        """An array on the same device, made by its library, or by that of the array it follows.
+
+        On the stream of the latter kernels may still use it when it is freed: no other library
+        waits for that.
+        """
+        like, dtype = self._leader or self, np.dtype(dtype)
         strides = strides or contiguous_strides(shape, dtype.itemsize)
-        return device(self.library.empty(self, shape, dtype, strides))
+        return device(like.library.empty(like, shape, dtype, strides))
 
     def lowest(self) -> tuple[int, int]:
         """The index of the first element from the lowest address, and the elements from there on.
@@ -219,7 +223,10 @@ class Interface:
         dtype = getattr(value, "dtype", None)
         dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(found["typestr"])
         address, read_only = found["data"]
-        return DeviceArray(value, self, address or 0, found["shape"], dtype, found.get("strides"),
+        strides = found.get("strides")
+        if type(value).__module__.startswith("numba"):  # which says none of what is broadcast, too
+            strides = value.strides
+        return DeviceArray(value, self, address or 0, found["shape"], dtype, strides,
                            not read_only)  # fmt: skip
 
     def _of_dlpack(self, value: Any) -> DeviceArray:

@@ -24,6 +24,8 @@ from npquant.primitives import at, each, put
 
 #: Elements of a launch: their indices, and where in a channel they are, fit 32 bits.
 LONGEST = 1 << 30
+#: Channels of an array: that of an element is counted from that of the first of a launch.
+CHANNELS = (1 << 32) - LONGEST
 
 #: Bytes that a thread asks for before it computes: loads in flight hide how long they take.
 IN_FLIGHT = 2 * ACCESS
@@ -161,8 +163,8 @@ def _launches(layout: Layout, size: int) -> Iterator[tuple[int, int, tuple[int, 
     """Yield (start, n, (skip, first, channels, inner)) for parts of at most LONGEST elements."""
     channels, inner = layout
     inner = inner or size
-    if channels >= 1 << 32:  # which kernels count in 32 bits
-        raise ValueError(f"input must have fewer than 2**32 channels, got {channels}")
+    if channels > CHANNELS:
+        raise ValueError(f"input must have at most {CHANNELS} channels, got {channels}")
     if inner <= LONGEST:
         for start in range(0, size, LONGEST):
             row = start // inner
