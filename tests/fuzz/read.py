@@ -174,10 +174,11 @@ def out(value, dtype, shape, input, *data, others=()):
 
 
 def same_elements(x, y):
-    """Whether two arrays are one, whatever their dtypes."""
-    return isinstance(x, np.ndarray) and (
-        (x.__array_interface__["data"][0], x.strides, x.shape, x.itemsize)
-        == (y.__array_interface__["data"][0], y.strides, y.shape, y.itemsize)
+    """Whether each element of one lies where that of the other does, whatever their dtypes."""
+    return (
+        isinstance(x, np.ndarray)
+        and (x.shape, x.itemsize) == (y.shape, y.itemsize)
+        and np.array_equal(_places(x), _places(y))
     )
 
 
@@ -187,7 +188,12 @@ def _shared(x, y):
 
 def _overlaps_itself(y):
     """Whether two of its elements share a byte."""
-    places = np.zeros(1, np.int64)
+    return bool((np.diff(np.sort(_places(y))) < y.itemsize).any())
+
+
+def _places(y):
+    """The addresses of its elements, in C order."""
+    places = np.array([y.__array_interface__["data"][0]], np.int64)
     for stride, n in zip(y.strides, y.shape, strict=True):
         places = np.add.outer(places, stride * np.arange(n)).reshape(-1)
-    return bool((np.diff(np.sort(places)) < y.itemsize).any())
+    return places
