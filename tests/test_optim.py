@@ -420,25 +420,27 @@ def test_parameters_that_interleave(rule):
         MAKE[rule]([together[:, :4], together[:, 3:]])
 
 
+@pytest.mark.parametrize("there", range(4))
 @by_rule
-def test_a_first_step_without_memory_changes_nothing(rule, monkeypatch):
-    """The state of all is made before any is updated."""
-    values, left = [np.ones(2), np.ones(2)], [2]
+def test_a_first_step_without_memory_changes_nothing(rule, there, monkeypatch):
+    """The state of all is made before any is updated, however many arrays there is room for."""
+    values, left, made = [np.ones(2), np.ones(2)], [there], optim.full_like
 
     def full_like(*args):
         left[0] -= 1
-        if left[0] == 0:
+        if left[0] == -1:
             raise MemoryError
         return made(*args)
 
-    made = optim.full_like
     monkeypatch.setattr(optim, "full_like", full_like)
     optimizer = MAKE[rule](values)
-    if rule.startswith("adam") or "momentum" in rule or "both" in rule:
+    needed = len(values) * (2 if "adam" in rule else 1 if optimizer.momentum else 0)
+    if there < needed:
         with pytest.raises(MemoryError):
             optimizer.step([np.ones(2)] * 2)
         assert_same(values, [np.ones(2)] * 2)
         assert optimizer.state_dict()["state"] == {}
+    monkeypatch.undo()
     optimizer.step([np.ones(2)] * 2)
     other = [np.ones(2), np.ones(2)]
     MAKE[rule](other).step([np.ones(2)] * 2)
