@@ -53,8 +53,8 @@ def to_host(value):
 
 
 def strides(y):
-    found = y.strides if isinstance(y, np.ndarray) else device(y).strides
-    return [s for s, n in zip(found, y.shape, strict=True) if n > 1]
+    y = y if isinstance(y, np.ndarray) else device(y)
+    return [s for s, n in zip(y.strides, y.shape, strict=True) if n > 1]
 
 
 @by_place("every second")
