@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -90,10 +91,17 @@ def device_array(value: Any, name: str) -> Array | None:
     if not on_device(value):
         return None
     try:
-        from npquant.cuda.arrays import device
+        describe = _describe()
     except ImportError as error:
         raise type(error)(f"{name} is an array on a GPU: {error}", name=error.name) from None
-    return device(value)
+    return describe(value)
+
+
+@cache
+def _describe() -> Callable[[Any], Array]:
+    from npquant.cuda.arrays import device
+
+    return device
 
 
 def on_device(value: Any) -> bool:
@@ -101,11 +109,10 @@ def on_device(value: Any) -> bool:
     kind = type(value)
     if kind in _HOST or issubclass(kind, type):
         return False
-    return (
-        kind.__name__ in ("DeviceArray", "FakeCUDAArray")
-        or getattr(value, "is_cuda", None) is True
-        or (getattr(value, "is_cuda", None) is None and _has_device_memory(value))
-    )
+    if kind.__name__ in ("DeviceArray", "FakeCUDAArray"):
+        return True
+    found = getattr(value, "is_cuda", None)
+    return found is True or (found is None and _has_device_memory(value))
 
 
 _HOST = (np.ndarray, ArraySpec, float, int, list, tuple, bool, np.memmap, type(None))
@@ -385,7 +392,7 @@ def flat(x: Array) -> Array:
         from npquant.cuda.walk import packed
 
         p: Array = packed(array(x, "input"))
-        return p.viewed((p.size,))
+        return p if p.ndim == 1 else p.viewed((p.size,))
     u = np.ascontiguousarray(x).reshape(-1)
     return u if u.flags.aligned else u.copy()
 

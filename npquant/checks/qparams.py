@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from npquant import dtypes
-from npquant.checks.arrays import ARRAYS, Array, array, flat, floats, native, on_device, together
+from npquant.checks.arrays import (
+    ARRAYS,
+    Array,
+    array,
+    device_array,
+    flat,
+    floats,
+    native,
+    on_device,
+    together,
+)
 from npquant.checks.numbers import scale_float32, scale_in, single_number, zero_point_number
 from npquant.cpu.checks import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
@@ -51,8 +61,11 @@ def parameters(
 
 def array_of_numbers(value: Any, name: str) -> Array:
     """An array, or what NumPy makes an array of numbers of: a list, a scalar."""
-    if isinstance(value, (np.ndarray, np.generic)) or on_device(value):
+    if isinstance(value, (np.ndarray, np.generic)):
         return array(value, name)
+    there = device_array(value, name)
+    if there is not None:
+        return there
     why = ""
     try:
         found = np.asarray(value)

@@ -1,7 +1,7 @@
 """How kernels are compiled and launched on CUDA: the one module that imports numba.cuda.
 
-A kernel is compiled once for each key, without Numba's dispatcher, and launched through cuda.core:
-the caller knows the types, and a launch costs a few microseconds of Python instead of twenty.
+A kernel is compiled once for each key, without Numba's dispatcher, and launched by the driver: the
+caller knows the types, and a launch costs a few microseconds of Python instead of twenty.
 Arrays are raw pointers to kernels; what they need to know of a shape they are told.
 """
 
@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,6 @@ try:
         else:
             import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
             from cuda.bindings import driver
-            from cuda.core import LaunchConfig, Stream, launch
             from numba.cuda import dispatcher, libdevice
             from numba.cuda.compiler import compile_cuda, kernel_fixup
             from numba.cuda.extending import intrinsic, overload, register_model
@@ -166,26 +167,75 @@ def _library(function: Any, signature: Types, cc: tuple[int, int]) -> Any:
     return library
 
 
+class _Room(threading.local):
+    """Of each thread, where the arguments of a launch lie, as the driver is told of them."""
+
+    def __init__(self) -> None:
+        self.held, self.size = ctypes.create_string_buffer(4096), ctypes.c_size_t()
+        place, size = ctypes.addressof(self.held), ctypes.addressof(self.size)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE, each with its value, and _END.
+        self._extra = (ctypes.c_void_p * 5)(1, place, 2, size, 0)
+        self.extra = ctypes.addressof(self._extra)
+
+
+_room = _Room()
+
+
 class _Compiled:
     """A kernel in the memory of a device."""
 
     def __init__(self, library: Any, signature: Types) -> None:
-        self._kernel = library.get_cufunc().kernel
-        self._library = library
-        self._convert = tuple(map(_argument, flattened(signature)))
+        self._library, self._kernel = library, library.get_cufunc().kernel  # which keep it there
+        self._function = driver.CUfunction(int(self._kernel.handle))
+        self._arguments = Arguments(signature)
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
-        values = [f(a) for f, a in zip(self._convert, flattened(args), strict=True) if f]
-        launch(_stream(on), _configuration(blocks, threads), self._kernel, *values)
+        room, grid, stream = _room, _sizes(blocks, threads), _stream(on)
+        room.size.value = self._arguments.put(room.held, args)
+        checked(driver.cuLaunchKernel(self._function, *grid, 0, stream, None, room.extra))
+
+
+class Arguments:
+    """How the arguments of a signature lie in memory: as the members of a struct of C."""
+
+    def __init__(self, signature: Types) -> None:
+        given = [t for t in _flattened(signature) if not isinstance(t, types.NoneType)]
+        self._types = [_ctype(t) for t in given]
+        self._struct = Struct("".join([t._type_ for t in self._types]))
+
+    def put(self, room: Any, args: Any) -> int:
+        """Write them, and say how many bytes they take. Tuples are taken apart, None is left."""
+        values = [a for a in flattened(args) if a is not None]
+        try:
+            self._struct.pack_into(room, 0, *values)
+        except StructError:  # a number that its type does not hold is converted as C does
+            pairs = zip(self._types, values, strict=True)
+            values = [v if t is ctypes.c_void_p else t(v).value for t, v in pairs]
+            self._struct.pack_into(room, 0, *values)
+        return self._struct.size
+
+
+def checked(result: Any) -> None:
+    """Raise what the driver says went wrong."""
+    if int(result[0]):
+        raise RuntimeError(f"CUDA: {result[0].name}")
 
 
 def flattened(values: Any) -> list[Any]:
     """`values`, with the members of tuples in place of tuples, as a kernel receives them."""
     found: list[Any] = []
     for v in values:
-        several = isinstance(v, (tuple, types.BaseTuple))
-        found.extend(flattened(v) if several else (v,))
+        if type(v) is tuple:
+            found += flattened(v)
+        else:
+            found.append(v)
     return found
+
+
+def _flattened(signature: Any) -> list[types.Type]:
+    """The same of their types."""
+    several = types.BaseTuple
+    return [t for v in signature for t in (_flattened(v) if isinstance(v, several) else (v,))]
 
 
 _CTYPES: dict[types.Type, Any] = {
@@ -198,21 +248,21 @@ _CTYPES: dict[types.Type, Any] = {
 }
 
 
-def _argument(kind: types.Type) -> Any:
-    """What makes an argument of a value; None for the type of None, which is not passed."""
-    if isinstance(kind, types.NoneType):
-        return None
-    return int if isinstance(kind, types.CPointer) else _CTYPES[kind]
+def _ctype(kind: types.Type) -> Any:
+    """As what an argument is passed; one of None is not."""
+    return ctypes.c_void_p if isinstance(kind, types.CPointer) else _CTYPES[kind]
 
 
 @lru_cache(maxsize=1024)
-def _configuration(blocks: Any, threads: Any) -> Any:
-    return LaunchConfig(grid=blocks, block=threads)
+def _sizes(blocks: Any, threads: Any) -> tuple[int, ...]:
+    """Those of a grid and of a block, along three axes each."""
+    axes = [v if isinstance(v, tuple) else (v,) for v in (blocks, threads)]
+    return tuple([n for v in axes for n in (*v, 1, 1)[:3]])
 
 
 @lru_cache(maxsize=256)
 def _stream(handle: int) -> Any:
-    return Stream.from_handle(handle)
+    return driver.CUstream(handle)
 
 
 class _Simulated:
@@ -251,6 +301,7 @@ __all__ = [
     "THREADS",
     "Kernel",
     "Types",
+    "checked",
     "cuda",
     "flattened",
     "make_ready",

@@ -48,9 +48,9 @@ def to_device(array: np.ndarray[Any, Any]) -> Any:
     if target.SIMULATED:
         y._ary[...] = x
     elif x.size:
-        _done(target.driver.cuMemcpyHtoD(device(y).pointer, x.ctypes.data, x.nbytes))
+        target.checked(target.driver.cuMemcpyHtoD(device(y).pointer, x.ctypes.data, x.nbytes))
         # Of memory that is not pinned, it may return before all has arrived.
-        _done(target.driver.cuStreamSynchronize(0))
+        target.checked(target.driver.cuStreamSynchronize(0))
     return y
 
 
@@ -91,12 +91,6 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     else:
         target.make_ready()
         stream = x.stream()
-        _done(target.driver.cuMemcpyDtoHAsync(y.ctypes.data, x.pointer, y.nbytes, stream))
-        _done(target.driver.cuStreamSynchronize(stream))
+        target.checked(target.driver.cuMemcpyDtoHAsync(y.ctypes.data, x.pointer, y.nbytes, stream))
+        target.checked(target.driver.cuStreamSynchronize(stream))
     return y
-
-
-def _done(result: Any) -> None:
-    """Raise what the driver says went wrong."""
-    if int(result[0]):
-        raise RuntimeError(f"CUDA: {result[0].name}")

@@ -50,7 +50,7 @@ def pieces(
 
 def in_memory_order(granularity: Granularity, arrays: list[DeviceArray]) -> Layout | None:
     """The layout of arrays that all lie alike in memory, without gaps; else None."""
-    if all(a.contiguous for a in arrays):
+    if not [a for a in arrays if not a.contiguous]:
         return Layout(granularity.channels, granularity.inner)
     orders = {a.memory_order() for a in arrays}
     order = orders.pop()
