@@ -22,19 +22,23 @@ from npquant.primitives import item, key, value, widen
 _KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 
-def _kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+def kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """The integers that keys are, and those that are compared: registers are of 32 bits."""
     kind: Any = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
     return kind.type, np.int32 if kind.itemsize < 4 else kind.type
 
 
 @formula
-def _write_extremes(c: Any, a: Any, b: Any, least: Any, greatest: Any) -> None:
-    """The keys of a channel -> its two values."""
-    u, v = value(a, item(least)), value(b, item(least))
+def extremes_of(a: Any, b: Any, x: Any) -> Any:
+    """The keys of a channel -> its two values, of the type of `x`."""
+    u, v = value(a, x), value(b, x)
     # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
-    least[c] = u if widen(v) == widen(v) else v
-    greatest[c] = v if widen(u) == widen(u) else u
+    return u if widen(v) == widen(v) else v, v if widen(u) == widen(u) else u
+
+
+@formula
+def _write_extremes(c: Any, a: Any, b: Any, least: Any, greatest: Any) -> None:
+    least[c], greatest[c] = extremes_of(a, b, item(least))
 
 
 @formula
@@ -76,7 +80,7 @@ class Extremes:
             wide, blocks, pitch, jump = shape.across() if across else (1, channels, 1, 1)
             parts, span = parts_of(shape.length, blocks, LANES * LANES if across else TILE)
             whole = parts == 1
-            kind = x.dtype if whole else np.dtype(_kinds(x.dtype)[0])
+            kind = x.dtype if whole else np.dtype(kinds(x.dtype)[0])
             to = found if whole else [x.new((channels * parts,), kind) for _ in range(2)]
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
             if across:
@@ -96,7 +100,7 @@ class Extremes:
         self, x: Any, width: int, single: bool, whole: bool
     ) -> tuple[Callable[..., None], Types]:
         low, high, load = self._low, self._high, vectors(width, 1).load
-        kind, number = _kinds(x)
+        kind, number = kinds(x)
         shared = getattr(types, np.dtype(number).name)
         step = width * THREADS
 
@@ -150,7 +154,7 @@ class Extremes:
         self, x: Any, wide: int, beside: bool, batch: int, whole: bool
     ) -> tuple[Callable[..., None], Types]:
         low, high, load = self._low, self._high, vectors(1, batch).load
-        kind, number = _kinds(x)
+        kind, number = kinds(x)
         shared, room = getattr(types, np.dtype(number).name), LANES * wide
 
         def kernel(
@@ -197,7 +201,7 @@ class Extremes:
 
 
 def _make_all_parts(x: Any) -> tuple[Callable[..., None], Types]:
-    kind, number = _kinds(x)
+    kind, number = kinds(x)
     shared = getattr(types, np.dtype(number).name)
 
     def kernel(parts: Any, lows_of: Any, highs_of: Any, least: Any, greatest: Any) -> None:

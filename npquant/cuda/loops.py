@@ -8,12 +8,14 @@ of 32 bits for each vector tells where it begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 
 from npquant.cpu.loops import NUMBER_TYPES
+from npquant.cuda import again
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, vectors
@@ -27,14 +29,88 @@ LONGEST = 1 << 30
 #: Channels of an array: that of an element is counted from that of the first of a launch.
 CHANNELS = (1 << 32) - LONGEST
 
+#: Elements of a run, below which quantizing to fewer bytes is faster if each element asks whether
+#: the run has ended: else the zero point is asked for after the division. (Measured: a fifth.)
+FEW = 1024
+
 #: Bytes that a thread asks for before it computes: loads in flight hide how long they take.
 IN_FLIGHT = 2 * ACCESS
 
+_NUMBERS = int, float
 _count = np.uint32  # Numba makes 64 bits of a sum of two of 32
 
 
+#: How the elements of a vector share qparams: all of them, each its own ones, or as it comes.
+WHOLE, BESIDE, ANY = "whole", "beside", "any"
+
+
+class _Vector(NamedTuple):
+    """What a thread does with a vector.
+
+    Attributes
+    ----------
+    qparams : callable
+        ``qparams(scale, zero_point, c)``: those of a vector that begins in channel `c`.
+    fill : callable
+        ``fill(u, c, left, s, z, told)``: compute vector `u` of those that were loaded, with what
+        `qparams` has found; so many elements of channel `c` are `left` where it begins. `told` is
+        the same for all: (channels, inner, x, values, scale, zero_point, constants, y, room).
+    """
+
+    qparams: Callable[..., Any]
+    fill: Callable[..., None]
+
+
+def _vector(
+    parameters: Callable[..., Any], element: Callable[..., Any], width: int, runs: str
+) -> _Vector:
+    """The functions for one size of vectors, and for how their elements share qparams."""
+    load = vectors(width, 1).load
+
+    @formula
+    def of_one(scale: Any, zero_point: Any, c: Any) -> Any:
+        return at(scale, c), at(zero_point, c)
+
+    @formula
+    def of_several(scale: Any, zero_point: Any, c: Any) -> Any:
+        return load((scale, zero_point), c, _count(0))
+
+    @formula
+    def whole(u: Any, c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
+        _, _, x, values, _, _, constants, y, room = told
+        p = parameters(x, s, z, constants, y)
+        for k in range(width):
+            put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+
+    @formula
+    def beside(u: Any, c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
+        _, _, x, values, _, _, constants, y, room = told
+        for k in range(width):
+            p = parameters(x, s[k], z[k], constants, y)
+            put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+
+    @formula
+    def as_it_comes(u: Any, c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
+        channels, inner, x, values, scale, zero_point, constants, y, room = told
+        p = parameters(x, s, z, constants, y)
+        for k in range(width):
+            if left == 0:
+                left = inner
+                c = _count(c + _count(1))
+                c = _count(0) if c == channels else c
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+            left = _count(left - _count(1))
+            put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+
+    return {
+        WHOLE: _Vector(of_one, whole),
+        BESIDE: _Vector(of_several, beside),
+        ANY: _Vector(of_one, as_it_comes),
+    }[runs]
+
+
 def _walk(
-    parameters: Callable[..., Any], element: Callable[..., Any], width: int, count: int
+    parameters: Callable[..., Any], element: Callable[..., Any], width: int, count: int, runs: str
 ) -> Callable[..., None]:
     """What a thread does, by the numbers of its block and in it: `count` vectors of `width`.
 
@@ -43,6 +119,19 @@ def _walk(
     """
     step, last = width * THREADS, width * THREADS * (count - 1) + width
     load, scratch, store = vectors(width, count)[2:]
+    qparams, fill = _vector(parameters, element, width, runs)
+
+    @formula
+    def begin(
+        u: Any, i: Any, skip: Any, first: Any, channels: Any, inner: Any, scale: Any,
+        zero_point: Any,
+    ) -> Any:  # fmt: skip
+        place = _count(skip + i + _count(u * step))
+        row = _count(place // inner) if inner > 1 else place
+        c = _count(first + row)
+        if c >= channels:  # a division is worth a question
+            c = _count(c % channels)
+        return c, _count(inner - _count(place - row * inner)), *qparams(scale, zero_point, c)
 
     @formula
     def walk(
@@ -53,28 +142,30 @@ def _walk(
         i = _count(i + _count(thread) * _count(width))
         if _count(i + _count(last)) <= n:
             values, room = load(x, i, _count(step)), scratch(y)
-            for u in range(count):
-                place = _count(skip + i + _count(u * step))
-                row = _count(place // inner)
-                left = _count(inner - _count(place - row * inner))
-                c = _count(_count(first + row) % channels)
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                for k in range(width):
-                    if left == 0:
-                        left = inner
-                        c = _count(c + _count(1))
-                        c = _count(0) if c == channels else c
-                        p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-                    left = _count(left - _count(1))
-                    put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+            place, qs = (i, skip, first, channels, inner), (scale, zero_point)
+            told = channels, inner, x, values, scale, zero_point, constants, y, room
+            # All that is loaded is asked for before anything is computed; and of a loop over
+            # vectors the compiler may make one, so that what it indexes would lie in memory.
+            a = begin(0, *place, *qs)
+            if count > 1:
+                b = begin(1, *place, *qs)
+            if count > 2:
+                c, d = begin(2, *place, *qs), begin(3, *place, *qs)
+            fill(0, *a, told)
+            if count > 1:
+                fill(1, *b, told)
+            if count > 2:
+                fill(2, *c, told)
+                fill(3, *d, told)
             store(y, i, _count(step), room)
             return
         for u in range(count):
             for k in range(width):
                 e = _count(i + _count(u * step + k))
                 if e < n:
-                    c = _count(_count(first + _count(skip + e) // inner) % channels)
-                    p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                    row = _count(first + _count(skip + e) // inner)
+                    at_c = _count(row % channels)
+                    p = parameters(x, at(scale, at_c), at(zero_point, at_c), constants, y)
                     put(y, e, element(each(x, e), p, constants, y))
 
     return walk
@@ -96,7 +187,7 @@ class Map:
     def __init__(
         self, parameters: Callable[..., Any], element: Callable[..., Any], name: str
     ) -> None:
-        self._parameters, self._element = parameters, element
+        self.formula = parameters, element
         self.kernel = Kernel(self._make, name)
 
     def __call__(
@@ -108,30 +199,40 @@ class Map:
         x, y = tuple(map(device, inputs)), tuple(map(device, outputs))
         if not x[0].size:
             return
-        qparams, kinds = [], []
-        for p, kind in ((scale, precision[0]), (zero_point, precision[1])):
-            a = p if isinstance(p, (int, float)) else device(p)
-            qparams.append(a if isinstance(a, (int, float)) else a.argument())
-            kinds.append(kind if isinstance(a, (int, float)) else a.dtype)
+        qparams = tuple([p if isinstance(p, _NUMBERS) else device(p) for p in (scale, zero_point)])
+        there = [p for p in qparams if isinstance(p, DeviceArray)]
+        vectors_of_them = len(there) == 2 and not [p for p in there if p.pointer % ACCESS]
+        kinds = tuple([
+            p.dtype if isinstance(p, DeviceArray) else kind
+            for p, kind in zip(qparams, precision, strict=False)
+        ])  # fmt: skip
+        told = [p.argument() if isinstance(p, DeviceArray) else p for p in qparams]
         dtypes = tuple([a.dtype for a in x]), tuple([a.dtype for a in y])
         on = x[0].stream()
         for layout, flat in pieces(granularity, x, y):
             read, written = flat[: len(x)], flat[len(x) :]
-            width, count = _shape_of_threads(flat, layout)
-            block = THREADS * width * count
-            key = (dtypes[0], tuple(kinds), precision[2], dtypes[1], width, count)
-            for start, n, numbers in _launches(layout, x[0].size):
+            shape, block, launches = _shape_of_launches(
+                layout, x[0].size, tuple([a.dtype.itemsize for a in flat]),
+                not [a for a in flat if a.pointer % ACCESS], vectors_of_them, LONGEST,
+            )  # fmt: skip
+            key = (dtypes[0], kinds, precision[2], dtypes[1], *shape)
+            for start, n, numbers in launches:
                 args = (
-                    n, *numbers, tuple([a.argument(start) for a in read]), *qparams, constants,
+                    n, *numbers, tuple([a.argument(start) for a in read]), *told, constants,
                     tuple([a.argument(start) for a in written]),
                 )  # fmt: skip
                 self.kernel(-(-n // block), THREADS, args, key, on)
+            if len(launches) == 1 and read[0] is x[0] and written[0] is y[0]:
+                again.note(
+                    x, qparams, y, self.kernel, -(-n // block), key, (n, *numbers), constants
+                )
 
     def _make(
-        self, inputs: Any, qparams: Any, constants: Any, outputs: Any, width: int, count: int
-    ) -> tuple[Callable[..., None], Types]:
+        self, inputs: Any, qparams: Any, constants: Any, outputs: Any, width: int, count: int,
+        runs: str,
+    ) -> tuple[Callable[..., None], Types]:  # fmt: skip
         scale, zero_point = (NUMBER_TYPES[k] if isinstance(k, str) else pointer(k) for k in qparams)
-        walk = _walk(self._parameters, self._element, width, count)
+        walk = _walk(*self.formula, width, count, runs)
 
         def kernel(
             n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any, scale: Any,
@@ -147,33 +248,44 @@ class Map:
         )  # fmt: skip
 
 
-def _shape_of_threads(arrays: list[DeviceArray], layout: Layout) -> tuple[int, int]:
-    """The elements of a vector, and the vectors of a thread."""
-    sizes = [a.dtype.itemsize for a in arrays]
-    width, size = ACCESS // max(sizes), arrays[0].size
-    inner = layout.inner or size
+@lru_cache(maxsize=1024)
+def _shape_of_launches(
+    layout: Layout, size: int, sizes: tuple[int, ...], aligned: bool, aligned_qparams: bool,
+    longest: int,
+) -> tuple[tuple[int, int, str], int, tuple[Any, ...]]:  # fmt: skip
+    """(Elements of a vector, vectors of a thread, how they share qparams), of a block; launches."""
+    channels, inner = layout
+    width, inner = ACCESS // max(sizes), inner or size
     # A run that is launched in parts begins where the one before it ends.
-    apart = size > inner > LONGEST and inner % width
-    if apart or any(a.pointer % ACCESS for a in arrays):
+    apart = size > inner > longest and inner % width
+    if apart or not aligned:
         width = 1
-    return width, min(max(IN_FLIGHT // (width * sizes[0]), 1), 4)
+    count = min(max(IN_FLIGHT // (width * sizes[0]), 1), 4)
+    runs = WHOLE if inner % width == 0 or inner == size else ANY
+    if inner < min(FEW, size) and all(to < sizes[0] for to in sizes[1:]):
+        runs = ANY
+    if inner == 1 < width and channels % width == 0 and aligned_qparams:
+        runs = BESIDE
+    return (width, count, runs), THREADS * width * count, tuple(_launches(layout, size, longest))
 
 
-def _launches(layout: Layout, size: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield (start, n, (skip, first, channels, inner)) for parts of at most LONGEST elements."""
+def _launches(
+    layout: Layout, size: int, longest: int
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield (start, n, (skip, first, channels, inner)) for parts of at most `longest` elements."""
     channels, inner = layout
     inner = inner or size
     if channels > CHANNELS:
         raise ValueError(f"input must have at most {CHANNELS} channels, got {channels}")
-    if inner <= LONGEST:
-        for start in range(0, size, LONGEST):
+    if inner <= longest:
+        for start in range(0, size, longest):
             row = start // inner
             place = start - row * inner, row % channels, channels, inner
-            yield start, min(LONGEST, size - start), place
+            yield start, min(longest, size - start), place
         return
     for row in range(size // inner):  # parts of a run
-        for start in range(row * inner, (row + 1) * inner, LONGEST):
-            n = min(LONGEST, (row + 1) * inner - start)
+        for start in range(row * inner, (row + 1) * inner, longest):
+            n = min(longest, (row + 1) * inner - start)
             yield start, n, (0, row % channels, channels, n)
 
 

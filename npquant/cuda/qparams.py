@@ -22,7 +22,7 @@ class Choose:
     """The range of each channel -> its scale and zero point."""
 
     def __init__(self, formula: Callable[..., Any]) -> None:
-        self._formula = formula
+        self.formula = formula
         self.kernel = Kernel(self._make, formula.__name__)
 
     def __call__(
@@ -42,7 +42,7 @@ class Choose:
     def _make(
         self, least: Any, precision: str, scale: Any, zero_point: Any
     ) -> tuple[Callable[..., None], Types]:
-        formula = self._formula
+        formula = self.formula
 
         def kernel(
             n: Any, least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,

@@ -78,7 +78,9 @@ class Shape(NamedTuple):
     def batch(self) -> int:
         """How many elements such a thread asks for at once: 32 bits must hold how far they lie."""
         pitch = self.across()[2]
-        return BATCH if (BATCH - 1) * LANES * pitch < 1 << 32 else 1
+        if (BATCH - 1) * LANES * pitch >= 1 << 32:
+            return 1
+        return max(1, min(BATCH, self.length // LANES))
 
 
 @formula

@@ -30,6 +30,8 @@ from npquant.primitives import at, each, masked, store
 STRIP = 1024
 #: Warps that take turns at adding, or one part of a multiprocessor would do it for all blocks.
 TURNS = 4
+#: Terms that a lane reads before it adds them: each waits for the sum of those before it.
+AHEAD = 8
 #: Tiles of a channel that a block adds, and not a thread; and the threads of that block.
 MANY, ADDERS = 32, 64 if SIMULATED else 256
 
@@ -72,8 +74,15 @@ def _adder(strips: _Strips, sums: int) -> Callable[..., None]:
         if t // 32 == strip % turns and lane < sums * LANES and i < n:
             start = strip % 2 * (sums * part) + lane // LANES * part + i % width * column
             at_term = COUNT(start + i // width)
-            total = lanes[lane]
-            for _ in range(COUNT((n - i + LANES - 1) // LANES)):
+            total, count = lanes[lane], COUNT((n - i + LANES - 1) // LANES)
+            ahead = cuda.local.array(AHEAD, types.float64)
+            for _ in range(count // COUNT(AHEAD)):
+                for k in range(AHEAD):
+                    ahead[k] = np.float64(terms[COUNT(at_term + COUNT(k * step))])
+                at_term = COUNT(at_term + COUNT(AHEAD * step))
+                for k in range(AHEAD):
+                    total += ahead[k]
+            for _ in range(count % COUNT(AHEAD)):
                 total += np.float64(terms[at_term])
                 at_term = COUNT(at_term + COUNT(step))
             lanes[lane] = total
@@ -107,6 +116,25 @@ def _gradient_runs(
     scratch_of_all = vectors(width, count).scratch
     add, room_of_terms, room_of_lanes = _adder(strips, 2), 4 * part, 2 * LANES
 
+    @formula
+    def read(
+        values: Any, first: Any, left: Any, skip: Any, channels: Any, inner: Any, data: Any
+    ) -> None:
+        """What a thread takes of a strip, from element `first` on; nothing behind the last."""
+        for u in range(count):
+            e = first + u * (width * threads)
+            if e + width <= left:
+                to = COUNT(skip + COUNT(e))
+                to = np.int64(to) if single else place_of(to, channels, inner)
+                found = load(moved(data, to), COUNT(0), COUNT(0))
+                for k in range(width):
+                    values[0][u * width + k] = found[0][k]
+                    values[1][u * width + k] = found[1][k]
+            elif single and e < left:  # the end of all data
+                for k in range(width):
+                    values[0][u * width + k] = data[0][min(e + k, left - 1)]
+                    values[1][u * width + k] = data[1][min(e + k, left - 1)]
+
     def kernel(
         channels: Any, inner: Any, length: Any, tiles: Any, apart: Any, g: Any, x: Any, scale: Any,
         zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any, sums: Any, by_channel: Any,
@@ -130,22 +158,10 @@ def _gradient_runs(
         p = parameters(x, at(scale, c * apart), at(zero_point, c * apart), constants, y)
         if t < 2 * LANES:
             lanes[t] = 0
+        values = scratch_of_all((g, x))
+        read(values, t * width, left, skip, channels, inner, data)
         for strip in range((left + STRIP - 1) // STRIP):
             first, base = strip * STRIP + t * width, COUNT(strip % 2 * (2 * part) + t)
-            values = scratch_of_all((g, x))
-            for u in range(count):
-                e = first + u * (width * threads)
-                if e + width <= left:
-                    to = COUNT(skip + COUNT(e))
-                    to = np.int64(to) if single else place_of(to, channels, inner)
-                    found = load(moved(data, to), COUNT(0), COUNT(0))
-                    for k in range(width):
-                        values[0][u * width + k] = found[0][k]
-                        values[1][u * width + k] = found[1][k]
-                elif single and e < left:  # the end of all data
-                    for k in range(width):
-                        values[0][u * width + k] = data[0][min(e + k, left - 1)]
-                        values[1][u * width + k] = data[1][min(e + k, left - 1)]
             for u in range(count):
                 e = first + u * (width * threads)
                 if e < left:
@@ -165,6 +181,8 @@ def _gradient_runs(
                         for k in range(width):
                             if e + k < left:
                                 out[0][e + k] = room[0][k]
+            # The next strip is on its way while the terms of this one are added.
+            read(values, first + STRIP, left, skip, channels, inner, data)
             cuda.syncthreads()
             add(t, strip, min(left - strip * STRIP, STRIP), terms, lanes)
         _fold(t, lanes, 2, 1)

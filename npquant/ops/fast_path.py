@@ -27,6 +27,7 @@ from npquant.cpu.walk import PIECE as MOST
 from npquant.cpu.walk import contiguous, plain
 from npquant.dtypes import DType
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
+from npquant.meta import ArraySpec
 
 _INT32, _BOOL = dtypes.int32, dtypes.bool_
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but
@@ -209,9 +210,13 @@ def fast_path(kind: type, form: Form) -> FastPath:
     numbers, scales that are positive and finite, zero points within the bounds, and all of it
     contiguous, be it that the axes of the data lie in another order. Else nothing was written, and
     the result is None.
+
+    On a GPU nothing is looked at, and what an equal call has launched is launched again.
     """
     if kind is not np.ndarray:
-        return no_fast_path
+        return (
+            _again() if kind is not ArraySpec and isinstance(form.dtype, np.dtype) else no_fast_path
+        )
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
         names, place, masked, inverse, past,
@@ -323,6 +328,13 @@ def fast_path(kind: type, form: Form) -> FastPath:
 
     by_strides: dict[Any, FastPath] = ways(call, shape, size, 2, turned, place if several else None)
     return call
+
+
+def _again() -> FastPath:
+    from npquant.cuda import again
+
+    found: FastPath = again.fast_path()
+    return found
 
 
 def fast_backward(
@@ -444,6 +456,14 @@ def fast_dynamic(
     One kernel does both with a row, and all is looked at when it is done; None if it cannot.
     """
     n, inner = prod(shape), shape[-1] if shape else 1
+    if kind not in (np.ndarray, ArraySpec) and dtype not in dtypes.INTEGERS:
+        from npquant.cuda import dynamic as on_gpu
+
+        code = dtypes.compute(dtype).name
+        found: Dynamic | None = on_gpu.fast_path(
+            kernel, shape, dtype, bounds, eps, results, kinds, constants, code, target
+        )
+        return found or no_fast_path
     if (
         kind is not np.ndarray
         or dtype in dtypes.INTEGERS
