@@ -1,6 +1,7 @@
 """npquant on a GPU beside PyTorch and beside a plain copy: one run of under eight minutes.
 
     python asv_benchmarks/gpu.py [gpu-results.json]
+    python asv_benchmarks/gpu.py --markdown gpu-results.json
 
 Every op and layout at 2**20, 2**28 and 2**24 elements. npquant, PyTorch's op on the same data and
 the copy take turns; what is printed are medians of samples between two CUDA events. Fractions are
@@ -12,6 +13,7 @@ PYTHONPATH may name the folder that it lies in.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import platform
@@ -300,7 +302,7 @@ def versions(arrays: Arrays, clock: Clock) -> dict[str, str]:
     name = device.name.decode() if isinstance(device.name, bytes) else device.name
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "card": f"{name}, compute capability {device.compute_capability}",
+        "card": f"{name}, compute capability {'.'.join(map(str, device.compute_capability))}",
         "driver": str(clock.checked(clock._driver.cuDriverGetVersion())),
         "python": platform.python_version(),
         "npquant": npquant.__version__,
@@ -353,6 +355,7 @@ class Found:
     about: dict[str, str]
     bandwidth: float
     start: float
+    deadline: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     overheads: list[dict[str, Any]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -371,8 +374,12 @@ class Found:
         new.replace(self.path)
 
 
-def main(path: str = "gpu-results.json") -> int:
-    start = perf_counter()
+def main(
+    path: str = "gpu-results.json", sizes: tuple[int, ...] = (), seconds: float | None = None,
+    compiled: bool = True,
+) -> int:  # fmt: skip
+    """Measure, all sizes for as long as `DEADLINE` says unless others are given."""
+    start, sizes = perf_counter(), sizes or SIZES
     why = a_gpu()
     if why:
         print(f"Nothing was measured: {why}.", file=sys.stderr)
@@ -386,14 +393,15 @@ def main(path: str = "gpu-results.json") -> int:
     about = versions(arrays, clock)
     for key, value in about.items():
         print(f"{key}: {value}")
-    nbytes = 4 * max(SIZES)
+    nbytes = 4 * max(sizes)
     with clock.copy(nbytes) as copy:
         bandwidth = 2 * nbytes / (clock.medians({"copy": copy})["copy"] * 1e-3)
     print(f"copy: {bandwidth / 1e12:.3f} TB/s\n", flush=True)
 
-    found = Found(Path(path), about, bandwidth, start)
+    deadline = DEADLINE if seconds is None else seconds
+    found = Found(Path(path), about, bandwidth, start, deadline)
     try:
-        measure_rows(found, arrays, clock)
+        measure_rows(found, arrays, clock, sizes, compiled)
         print(f"\nA call of {SMALL} elements, microseconds of the host:")
         measure_overheads(found, arrays, clock)
     finally:
@@ -404,18 +412,20 @@ def main(path: str = "gpu-results.json") -> int:
     return 0 if found.rows else 1
 
 
-def measure_rows(found: Found, arrays: Arrays, clock: Clock) -> None:
+def measure_rows(
+    found: Found, arrays: Arrays, clock: Clock, sizes: tuple[int, ...], compile_too: bool
+) -> None:
     """Every case of every size; what fails, or comes too late, is among those that are left."""
-    for size in SIZES:
+    for size in sizes:
         compiled: set[str] = set()
         for name, case in table(size):
             what = f"{case.op} {case.dtype} {name} {size}"
-            if found.seconds > DEADLINE:
+            if found.seconds > found.deadline:
                 found.left.append(f"{what}: out of time")
                 continue
-            new = size == max(SIZES) and case.op not in compiled
+            new = size == max(sizes) and case.op not in compiled
             compiled.add(case.op)
-            try_it = new and found.seconds < COMPILE_UNTIL
+            try_it = compile_too and new and found.seconds < COMPILE_UNTIL
             with attempted(what, found, clock):
                 row = measured(name, case, arrays, clock, found.bandwidth, try_it)
                 found.rows.append(row)
@@ -429,7 +439,7 @@ def measure_overheads(found: Found, arrays: Arrays, clock: Clock) -> None:
         if name not in ("per tensor", "per channel, first axis"):
             continue
         what = f"overhead of {case.op} {name}"
-        if found.seconds > DEADLINE:
+        if found.seconds > found.deadline:
             found.left.append(f"{what}: out of time")
             continue
         shape = cases.per_channel(4, 4, axis=0) if case.layout.axis else cases.per_tensor(SMALL)
@@ -462,5 +472,46 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:100]}"
 
 
+def markdown(path: str) -> str:
+    """What a file of results says, as tables."""
+    found = json.loads(Path(path).read_text())
+    lines = [", ".join(f"{k} {v}" for k, v in found["about"].items()) + ".",
+             f"Copy: {found['copy TB/s']:.2f} TB/s."]  # fmt: skip
+    for size in dict.fromkeys(row["size"] for row in found["rows"]):
+        lines += ["", f"2**{size.bit_length() - 1} elements:", ""]
+        lines += [
+            "| op | dtype | layout | ms | of the copy | PyTorch |",
+            "|---|---|---|--:|--:|--:|",
+        ]
+        for row in (row for row in found["rows"] if row["size"] == size):
+            torch = row["ratio"].get("torch")
+            told = "" if torch is None else f"{torch:.2f} x"
+            what = f"| `{row['op']}` | {row['dtype']} | {row['layout']} | "
+            took, fraction = row["ms"]["npquant"], row["fraction of copy"]
+            lines.append(f"{what}{took:.3f} | {fraction:.0%} | {told} |")
+    lines += ["", f"A call of {SMALL} elements, microseconds of the host:", ""]
+    lines += ["| op | dtype | npquant | PyTorch |", "|---|---|--:|--:|"]
+    for row in found["overheads"]:
+        torch = row["us"].get("torch")
+        told = "" if torch is None else f"{torch:.0f}"
+        lines.append(f"| `{row['op']}` | {row['dtype']} | {row['us']['npquant']:.0f} | {told} |")
+    return "\n".join([*lines, *[f"not measured: {text}" for text in found["not measured"]]])
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", nargs="?", default="gpu-results.json")
+    parser.add_argument("--sizes", type=int, nargs="+", default=(), help="powers of two, as 28 20")
+    parser.add_argument("--seconds", type=float, help="after which nothing new is begun")
+    parser.add_argument("--eager", action="store_true", help="nothing is given to torch.compile")
+    parser.add_argument("--markdown", action="store_true", help="print what the file holds")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    given = arguments()
+    if given.markdown:
+        print(markdown(given.path))
+        sys.exit()
+    sizes = tuple(1 << n for n in given.sizes)
+    sys.exit(main(given.path, sizes, given.seconds, not given.eager))

@@ -5,6 +5,7 @@ what would be launched is noted.
 """
 
 import ctypes
+import struct
 import sys
 import threading
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from numba import types
 
 import npquant as nq
 from npquant.arithmetic import beside
@@ -335,19 +337,18 @@ def test_where_it_lies():
 def test_more_channels_than_32_bits_count():
     """A launch counts on from its first channel, over as many as it has elements."""
     most = 2**32 - 2**30
-    assert next(loops._launches(Layout(most, 1), most))[1] == 2**30
+    assert next(loops._launches(Layout(most, 1), most, loops.LONGEST))[1] == 2**30
     with pytest.raises(ValueError, match=f"input must have at most {most} channels, got"):
-        next(loops._launches(Layout(most + 1, 1), most + 1))
+        next(loops._launches(Layout(most + 1, 1), most + 1, loops.LONGEST))
 
 
 @pytest.mark.parametrize("longest", [5, 12, 13, 1000])
 @pytest.mark.parametrize(("channels", "inner"), [(3, 12), (1, None), (4, 1)])
-def test_long_arrays_take_several_launches(monkeypatch, longest, channels, inner):
+def test_long_arrays_take_several_launches(longest, channels, inner):
     """Every element once, with its channel; 2**30 of them are a launch."""
-    monkeypatch.setattr(loops, "LONGEST", longest)
-    size = 2 * channels * (inner or 36)
+    size, layout = 2 * channels * (inner or 36), Layout(channels, inner)
     found = []
-    for start, n, (skip, first, count, run) in loops._launches(Layout(channels, inner), size):
+    for start, n, (skip, first, count, run) in loops._launches(layout, size, longest):
         assert n <= longest
         found += [(e, (first + (skip + e - start) // run) % count) for e in range(start, start + n)]
     assert found == [(e, e // (inner or size) % channels) for e in range(size)]
@@ -369,9 +370,142 @@ def test_long_runs_are_launched_where_vectors_begin(monkeypatch, rows, inner, wi
     nq.quantize_per_channel(Shown(held), s, z, 0, -128, 127, np.int8, out=Shown(out))
     assert len(noted) > 1
     for _, _, _, args, key, _ in noted:
-        assert key[-2] == width
+        assert key[4] == width
         (x,), (y,) = args[5], args[-1]
         assert (x % (4 * width), y % width) == (0, 0)
+
+
+def tensor(x, kind=None):
+    """A tensor that lies where memory of a GPU would, at a multiple of 16 bytes."""
+    room = np.zeros(x.nbytes + 16, np.uint8)
+    held = room[-room.ctypes.data % 16 :][: x.nbytes].view(x.dtype).reshape(x.shape)
+    held[...] = x
+    return Tensor(held, f"torch.{kind or x.dtype.name}")
+
+
+@pytest.fixture
+def launched(torch, monkeypatch):
+    """(kernel, key, arguments) of all that was to be launched; tensors lie as on a GPU."""
+    found = []
+
+    def note(kernel, blocks, threads, args, key, on):
+        found.append((kernel.name, key, args))
+
+    def empty_strided(shape, stride, dtype, device):
+        kind = np.dtype(TORCH[dtype.removeprefix("torch.")])
+        return tensor(np.zeros(shape, kind), dtype.removeprefix("torch."))
+
+    monkeypatch.setattr(target.Kernel, "__call__", note)
+    monkeypatch.setattr(torch, "empty_strided", empty_strided)
+    return found
+
+
+def test_a_call_is_launched_again(launched):
+    """With the addresses of its own arrays, and all else as it was."""
+    calls = []
+    for _ in range(3):
+        x, s, z = (tensor(np.zeros(n, t)) for n, t in ((72, "f4"), (6, "f4"), (6, "i4")))
+        x.held.shape = x.shape = 6, 12
+        y, mask = nq.fake_quantize_per_channel_affine_cachemask(x, s, z, 0, -9, 6)
+        calls.append((x, s, z, y, mask))
+    for (name, key, args), (x, s, z, y, mask) in zip(launched, calls, strict=True):
+        assert (name, key, args[:5]) == (*launched[0][:2], launched[0][2][:5])
+        addresses = [a.data_ptr() for a in (x, s, z, y, mask)]
+        assert args[5:] == ((addresses[0],), *addresses[1:3], (-9, 6, 0), tuple(addresses[3:]))
+
+
+def test_what_is_converted_is_not_remembered(launched):
+    """A scale of float64 becomes a float32 each time it comes, and a strided one is copied."""
+    x, z = tensor(np.zeros((6, 12), "f4")), tensor(np.zeros(6, "i4"))
+    strided = tensor(np.ones((6, 2), "f4"))
+    strided.held = strided.held[:, 0]
+    strided.shape = (6,)
+    for s, place in ((tensor(np.ones(6)), 5), (strided, 2)):
+        for _ in range(3):
+            nq.fake_quantize_per_channel_affine(x, s, z, 0, -9, 5)
+            (_, _, converted), (_, _, args) = launched[-2:]
+            assert converted[place] in (s.data_ptr(), (s.data_ptr(),))
+            assert args[6] in (converted[-1], converted[-1][0] if place == 5 else converted[5])
+            assert args[6] != s.data_ptr()
+
+
+def test_a_launch_of_other_arrays_is_not_remembered(launched):
+    """A call that failed waits for one, and must not take that of the next call for its own."""
+    held = tensor(np.zeros(36, "f4")).held
+    x, later = (Tensor(held[i : i + 32], "torch.float32") for i in (0, 4))  # aligned alike
+    fake = nq.fake_quantize_per_tensor_affine
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not overlap it"):
+            fake(x, 0.5, 1, -9, 4, out=later)
+        nq.convert_element_type(tensor(np.zeros(32, "f4")), np.int8)
+        fake(x, 0.5, 1, -9, 4, out=tensor(np.zeros(32, "f4")))
+    other, first, again, second = (name for name, _, _ in launched)
+    assert (other, first) == (again, second)
+    assert "fake_quantize" in first
+
+
+def test_numbers_are_not_taken_for_others(launched):
+    """Numbers are part of what is remembered."""
+    for scale, zero_point in ((0.5, 1), (0.25, 1), (0.5, 2), (0.5, 1)):
+        nq.dequantize_per_tensor(tensor(np.zeros(32, "i1")), scale, zero_point, -8, 8, np.int8)
+        assert launched[-1][2][6:8] == (scale, zero_point)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "start", "runs"),
+    [
+        ((5, 8), 1, 0, loops.BESIDE), ((5, 6), 1, 0, loops.ANY), ((5, 8), 1, 1, loops.ANY),
+        ((8, 8), 0, 0, loops.WHOLE), ((8, 6), 0, 0, loops.ANY), ((1, 6), 0, 0, loops.WHOLE),
+        ((2, 3, 4), 1, 0, loops.WHOLE), ((2, 4, 2), 1, 0, loops.ANY),
+        ((3, 1024), 0, 0, loops.WHOLE),
+    ],
+)  # fmt: skip
+def test_how_vectors_share_qparams(launched, shape, axis, start, runs):
+    """What `start` elements from an aligned address on lies is not read in vectors."""
+    n = shape[axis]
+    s, z = (tensor(np.zeros(n + start, t)) for t in ("f4", "i4"))
+    for a in (s, z):
+        a.held = a.held[start:]
+        a.shape = a.held.shape
+    x = tensor(np.zeros(shape, "f4"))
+    nq.fake_quantize_per_channel_affine(x, s, z, axis, -7, 7)
+    assert launched[-1][1][-3:] == (4, 2, runs)
+    nq.quantize_per_channel(x, s, z, axis, -7, 7, np.int8)
+    inner = np.prod(shape[axis + 1 :])
+    short = runs == loops.WHOLE and inner < 1024 and inner < x.held.size
+    assert launched[-1][1][-3:] == (4, 2, loops.ANY if short else runs)
+
+
+ALL_KINDS = (
+    types.CPointer(types.float32), types.float32, types.float64, types.int32, types.uint32,
+    types.int64, types.uint64,
+)  # fmt: skip
+
+
+def test_arguments_lie_as_a_struct_of_c():
+    """In any order, of tuples in tuples, where None takes no room; numbers become theirs."""
+    rng = np.random.default_rng(0)
+    values = {"f": 0.1, "d": 0.1, "i": -5, "I": 2**32 - 1, "l": -(2**40), "L": 2**63, "P": 2**47}
+    for _ in range(50):
+        kinds = [ALL_KINDS[i] for i in rng.integers(0, len(ALL_KINDS), 9)]
+        ctypes_of = [target._ctype(kind) for kind in kinds]
+        given = [values[kind._type_] for kind in ctypes_of]
+        fields = [(f"m{i}", kind) for i, kind in enumerate(ctypes_of)]
+        expected = type("Expected", (ctypes.Structure,), {"_fields_": fields})(*given)
+        signature = (*kinds[:2], types.Tuple([*kinds[2:5], types.none]), types.Tuple(kinds[5:]))
+        room = ctypes.create_string_buffer(b"\x00" * 128)
+        nested = (*given[:2], (*given[2:5], None), tuple(given[5:]))
+        size = target.Arguments(signature).put(room, nested)
+        last = getattr(type(expected), fields[-1][0])
+        assert size == last.offset + last.size  # a struct may be longer, for those behind it
+        assert room.raw[:size] == bytes(expected)[:size]
+
+
+def test_numbers_that_are_converted_as_c_does():
+    """Too large for a float32 they become infinite, and of an integer the low bits are left."""
+    room = ctypes.create_string_buffer(8)
+    target.Arguments((types.float32, types.int32)).put(room, (-1e39, 2**32 + 7))
+    assert struct.unpack("fi", room.raw) == (-np.inf, 7)
 
 
 class Devices:
@@ -521,16 +655,19 @@ def test_what_is_made_beside_an_array_is_of_its_library(torch, cupy, monkeypatch
 
 
 def test_an_out_that_overlaps(torch, streams):
-    held = np.zeros(10, np.float32)
-    x, later = (Tensor(held[i : i + 8], torch.float32) for i in (0, 2))
+    held = np.zeros(12, np.float32)
+    x, later = (Tensor(held[i : i + 8], torch.float32) for i in (0, 4))  # aligned alike
     apart = Tensor(np.zeros(8, np.float32), torch.float32)
     one = Tensor(np.broadcast_to(np.zeros(1, np.float32), 8), torch.float32)
-    scale = Tensor(apart.held[:1], torch.float32)
-    for out, s, message in (
-        (later, 0.1, "not overlap it"),
-        (one, 0.1, "must not repeat its elements"),
-        (apart, scale, "apart from scale"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=out)
-    assert streams == []
+    scale, other = (Tensor(a[:1], torch.float32) for a in (apart.held, np.ones(1, np.float32)))
+    for again in (False, True):  # what is remembered is held against them, too
+        for out, s, message in (
+            (later, 0.1, "not overlap it"),
+            (one, 0.1, "must not repeat its elements"),
+            (apart, scale, "apart from scale"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=out)
+        assert len(streams) == 2 * again
+        for s in (0.1, other):
+            nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=apart)

@@ -70,10 +70,10 @@ def pointers_to(kinds):
 @cache
 def every_thread(kernel, key):
     """A loop over all threads of a launch."""
-    made, (inputs, _, _, outputs, width, count) = kernel._make.__self__, key
+    made, (inputs, _, _, outputs, *shape) = kernel._make.__self__, key
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops, "vectors", vectors_for_cpu)
-        walk = loops._walk(made._parameters, made._element, width, count)
+        walk = loops._walk(*made.formula, *shape)
     data, results = (pointers_to([target.pointer(d) for d in some]) for some in (inputs, outputs))
 
     @numba.njit(error_model="numpy", nogil=True)

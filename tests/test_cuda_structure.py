@@ -7,6 +7,7 @@ kernel is compiled for what it was to be launched with.
 import re
 from collections import Counter
 from functools import cache
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import every_kernel
 import npquant as nq
 import npquant.modules as npq
+from calls import CALLS, arguments, axis_name, fits, results
 from npquant import backend, cpu, cuda, layout, metrics
 from npquant.cpu.sums import GROUP
 from npquant.cuda import arithmetic, convert, inverse, loops, target
@@ -158,6 +160,16 @@ def of_many_elements():
     nq.fake_quantize_learnable_per_channel_affine_backward(images, images, two, two, 1, -8, 7)
 
 
+def of_channels_beside_each_other():
+    """As many as vectors hold, in every op that has an axis, with every formula."""
+    for name in CALLS:
+        if axis_name(name) and fits(name, (9, 48)):
+            kwargs = arguments(name, (9, 48), 1)
+            ways = every_kernel.OTHERWISE.get(name, ())
+            for change in ({}, *[c for c in ways if c.get("rounding")]):
+                results(name, kwargs | {k: v for k, v in change.items() if np.ndim(v) == 0})
+
+
 @pytest.fixture(scope="module")
 def launches():
     """The public kernel -> the (kernel, key) that it came to."""
@@ -169,6 +181,7 @@ def launches():
             for op in ALSO:
                 every_kernel.op(*op)
             of_many_elements()
+            of_channels_beside_each_other()
     found = {name: [] for name in cpu.__all__}
     for launch, names in noted.launches.items():
         for name in names:
@@ -229,9 +242,11 @@ def wanted(name, kernel, key, found):
     if name in ROUNDED:
         yield "rounding", count(found, r"cvt\.rni\.f(32|64)\.f(32|64)")
     if isinstance(getattr(kernel._make, "__self__", None), loops.Map):
-        inputs, _, _, outputs, width, many = key
+        inputs, qparams, _, outputs, width, many, runs = key
         if kernel.name in ("all_inside", "fill"):
             inputs = ()  # whose values it does not ask for
+        if runs == loops.BESIDE:
+            inputs += qparams[: 1 if name == "adaround_init" else 2]  # which has no zero point
         for verb, dtypes in (("ld", inputs), ("st", outputs)):
             for access, n in Counter(access_of(d, width) for d in dtypes).items():
                 yield f"{verb}.global{access}", count(found, rf"{verb}\.global{access}") >= n * many
@@ -282,6 +297,15 @@ def test_kernels_of_many_elements(launches):
     assert {False, True} <= {key[-1] for key in runs}
 
 
+def test_vectors_share_qparams_in_every_way(launches):
+    """Those of one channel, those whose elements each have their own, and any others."""
+    found = {
+        key[-1] for some in launches.values() for kernel, key in some
+        if isinstance(getattr(kernel._make, "__self__", None), loops.Map)
+    }  # fmt: skip
+    assert found == {loops.WHOLE, loops.BESIDE, loops.ANY}
+
+
 @by_generation
 def test_code_of_kernels_without_a_twin(cc, monkeypatch):
     """What NumPy does on the CPU: arithmetic of modules and the tape, conversions of integers."""
@@ -299,7 +323,9 @@ def test_code_of_kernels_without_a_twin(cc, monkeypatch):
     arithmetic.rounded(x, -8.0, 7.0, codes)
     inverse(x, y)
     convert(codes, array(np.int8))
-    assert len(noted.launches) == 9
+    for kind, op in product((np.float16, ml_dtypes.bfloat16, np.float32), (False, True)):
+        nq.quantize_per_token_dynamic(array(kind).viewed((2, 32)), np.int8, symmetric=op)
+    assert len(noted.launches) == 15
     for kernel, key in noted.launches:
         assert faults(kernel.name, kernel, key, cc) == {}, kernel.name
 
@@ -309,7 +335,7 @@ def test_vectors_are_of_16_bytes(launches):
     for name, some in launches.items():
         for kernel, key in some:
             if isinstance(getattr(kernel._make, "__self__", None), loops.Map):
-                *_, outputs, width, many = key
+                *_, outputs, width, many, _ = key
                 widest = max(d.itemsize for d in key[0] + outputs)
                 assert width * widest == 16 or width == 1, (name, key)
                 assert width * many * key[0][0].itemsize >= 16 or width == 1, (name, key)
@@ -362,8 +388,7 @@ def _rounded(x, p, constants, y):
 
 def map_of(element):
     """The parameters and the element of a kernel, of tuples of arrays."""
-    made = loops.Elementwise(_nothing, element).map
-    return made._parameters, made._element
+    return loops.Elementwise(_nothing, element).map.formula
 
 
 WRONG = {
@@ -373,26 +398,27 @@ WRONG = {
     "no rounding": (_rounded_by_hand, "quantize_per_tensor"),
 }
 FLOATS = ((np.dtype(np.float32),), ("float32", "int32"), ("float32",) * 3, (np.dtype(np.float32),))
+SHAPE = 4, 2, loops.WHOLE
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_formulas_are_found(what):
     element, name = WRONG[what]
     kernel = loops.Elementwise(_nothing, element).map.kernel
-    assert set(faults(name, kernel, (*FLOATS, 4, 2), (9, 0))) == {what}
+    assert set(faults(name, kernel, (*FLOATS, *SHAPE), (9, 0))) == {what}
 
 
 class _Single(loops.Map):
     """Kernels of single elements, whatever the key promises."""
 
     def _make(self, *key):
-        return super()._make(*key[:-2], 1, 4)
+        return super()._make(*key[:-3], 1, 4, key[-1])
 
 
 def test_missing_vectors_are_found():
     kernel = _Single(*map_of(_rounded), "single").kernel
     expected = {r"no ld.global\.v4\.[bfsu]32", r"no st.global\.v4\.[bfsu]32"}
-    assert set(faults("dequantize_promoted", kernel, (*FLOATS, 4, 2), (9, 0))) == expected
+    assert set(faults("dequantize_promoted", kernel, (*FLOATS, *SHAPE), (9, 0))) == expected
 
 
 def test_whether_it_is_nan_is_asked_of_what_becomes_bfloat16():
@@ -400,14 +426,14 @@ def test_whether_it_is_nan_is_asked_of_what_becomes_bfloat16():
     kernel = loops.Elementwise(_nothing, _rounded).map.kernel
     asked = {}
     for dtype in (np.float32, ml_dtypes.bfloat16):
-        found = opcodes(kernel, (*FLOATS[:3], (np.dtype(dtype),), 4, 2), (9, 0))[1]
+        found = opcodes(kernel, (*FLOATS[:3], (np.dtype(dtype),), *SHAPE), (9, 0))[1]
         asked[dtype] = count(found, r"setp\.(nan|num)\.f32")
     assert asked == {np.float32: 0, ml_dtypes.bfloat16: count(found, r"cvt\.rni\.f32\.f32")}
 
 
 def test_contraction_is_found(monkeypatch):
     """Where it may, the compiler leaves it to the assembler to fuse a product and a sum."""
-    name, options = "fake_quantize_half_zero_point", (*FLOATS, 4, 2)
+    name, options = "fake_quantize_half_zero_point", (*FLOATS, *SHAPE)
     for fused, expected in ((0, set()), (1, {"a rounding that is not named"})):
         monkeypatch.setitem(target.NVVM_OPTIONS, "fma", fused)
         kernel = loops.Elementwise(affine_wide, fake_quantize_half_zero_point).map.kernel

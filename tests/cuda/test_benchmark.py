@@ -80,7 +80,7 @@ def kept(monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(gpu, attribute, value)
     path = tmp_path / "results.json"
-    monkeypatch.setattr(gpu.main, "__defaults__", (str(path),))
+    monkeypatch.setattr(gpu.main, "__defaults__", (str(path), *gpu.main.__defaults__[1:]))
     yield lambda: json.loads(path.read_text())
     assert clock.freed == [b"first", b"second"]
 
@@ -94,6 +94,16 @@ def test_a_run(kept):
     assert {row["op"] for row in kept()["rows"]} == set(FEW)
     assert {row["op"] for row in kept()["overheads"]} == set(FEW)
     assert kept()["not measured"] == []
+
+
+def test_as_tables(kept, tmp_path):
+    assert gpu.main() == 0
+    lines = gpu.markdown(tmp_path / "results.json").splitlines()
+    assert lines[0] == "card none."
+    for op in FEW:  # of each layout, and what a call costs
+        assert len([line for line in lines if line.startswith(f"| `{op}` ")]) >= 2
+    rows = [line.count("|") for line in lines if line.startswith("|")]
+    assert set(rows) == {7, 5}
 
 
 def test_what_fails_is_left_out(kept, monkeypatch):

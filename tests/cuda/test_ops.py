@@ -1,5 +1,7 @@
 """Public ops on arrays on a GPU: the CPU's bits, shapes, strides and errors."""
 
+from contextlib import contextmanager, nullcontext
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from calls import CALLS, DATA, STATE, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
 from every_kernel import TRUTHS
 from npquant import cuda
-from npquant.cuda import loops
+from npquant.cuda import loops, target
 from npquant.cuda.arrays import SIMULATED, device
 from test_layouts import DENSE, LAYOUTS, relaid
 from twins import given
@@ -70,6 +72,128 @@ def test_bits(name, place):
                 assert strides(y) == strides(z), (shape, axis)
 
 
+#: What is launched again at once, and no more: the elementwise ops of one array and qparams.
+AGAIN = [
+    name
+    for name in WITH_OUT + [n for n in CALLS if n.endswith(("cachemask", "tensor_qparams"))]
+    if {"scale", "scales"} & arguments(name, (2, 8)).keys()
+    and not name.startswith(("adaround", "fused"))
+]
+
+
+@contextmanager
+def the_short_way(short=True):
+    """What is called in here goes the short way by one launch, or does not."""
+    runs, launches = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        run, launch = loops.Map.__call__, target.Kernel.__call__
+        patch.setattr(loops.Map, "__call__", lambda *args: runs.append(1) or run(*args))
+        patch.setattr(target.Kernel, "__call__", lambda *args: launches.append(1) or launch(*args))
+        yield
+    if short:
+        assert (len(runs), len(launches)) == (0, 1)
+    else:
+        assert runs
+
+
+def integers(kwargs):
+    """The zero point of one tensor as int32, as which it is taken: it comes as a float."""
+    if np.shape(kwargs["scale"]) == (1,) and kwargs["zero_point"].dtype == np.float32:
+        kwargs["zero_point"] = kwargs["zero_point"].astype(np.int32)
+    return kwargs
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_the_same_call_again(name):
+    """With other data, and qparams that lie elsewhere."""
+    for shape, axis in every_call(name, SHAPES[:1] if SIMULATED else SHAPES):
+        for seed in range(3):
+            kwargs = arguments(name, shape, axis, seed)
+            if name.endswith("_cachemask_tensor_qparams"):
+                kwargs = integers(kwargs)
+            there, expected = on_device(kwargs), results(name, kwargs)
+            with the_short_way() if seed else nullcontext():
+                got = results(name, there)
+            assert_same(to_host(got), expected, (shape, axis, seed))
+            for y, z in zip(got, expected, strict=True):
+                assert strides(y) == strides(z), (shape, axis, seed)
+
+
+FAKE = "fake_quantize_per_channel_affine"
+
+
+def again(short, name=FAKE, lay=np.copy, **changes):
+    """A call with new data whose bits are the CPU's; whether it went the short way."""
+    kwargs = arguments(name, (9, 28), 0, again.seed) | changes
+    again.seed += 1
+    there = on_device(relaid(kwargs, lay, DATA))
+    with the_short_way(short):
+        got = results(name, there)
+    assert_same(to_host(got), results(name, kwargs))
+
+
+again.seed = 0
+
+
+def test_again_in_another_way():
+    """Each call that differs in what may matter is looked at anew, the first time it comes."""
+    by = {"quant_min": -5, "quant_max": 6}  # in no other test
+    scale, zero_point = (np.arange(9) % 3 + 1).astype(np.float32) / 4, np.arange(-4, 5)
+    for change in (
+        {},
+        {"scale": scale.astype(np.float16)},
+        {"zero_point": zero_point.astype(np.float32) / 2},
+        {"quant_max": 7},
+        {"rounding": "divide"},
+    ):
+        again(False, **(by | change))
+    again(True, **by)
+    for lay in ("every second", "Fortran"):
+        again(False, lay=LAY[lay], **by)
+    again(True, lay=LAY["Fortran"], **by)
+    again(False, lay=LAY["every second"], **by)  # copied first, each time
+
+
+def test_what_is_converted_is_converted_again():
+    for scale in (np.linspace(0.1, 1, 9), np.linspace(0.5, 2, 9)):
+        again(False, scale=scale, quant_min=-4)
+    for zero_point in (np.arange(9) - 4, np.arange(9) - 3):
+        again(False, zero_point=zero_point, quant_min=-4, quant_max=6)
+
+
+def test_numbers_are_told_apart():
+    name = "quantize_per_tensor"
+    for scale, zero_point in ((0.5, 0), (0.25, 0), (0.5, 1), (0.5, np.int8(1)), (1, 0), (1.0, 0)):
+        again(False, name, scale=scale, zero_point=zero_point, quant_max=100)
+    again(True, name, scale=0.25, zero_point=0, quant_max=100)
+    again(True, name, scale=1.0, zero_point=0, quant_max=100)
+
+
+def test_a_call_that_failed_is_not_remembered():
+    """Nor is what its arrays are given to then taken for it."""
+    kwargs = arguments(FAKE, (9, 28), 0) | {"quant_min": -7}
+    there = on_device(kwargs)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="out must have the dtype float32"):
+            results(FAKE, there | {"out": given(np.zeros((9, 28), np.int8))})
+        nq.convert_element_type(there["input"], np.float16)
+    assert_same(to_host(results(FAKE, there)), results(FAKE, kwargs))
+
+
+def test_out_again():
+    """It is held against the input and the qparams each time, and is what comes back."""
+    for seed in range(2):
+        kwargs = arguments(FAKE, (9, 28), 0, seed) | {"quant_max": 5}
+        (expected,) = results(FAKE, kwargs)
+        for itself in (False, True):
+            there = on_device(kwargs)
+            out = there["input"] if itself else given(np.zeros_like(kwargs["input"]))
+            with the_short_way(seed == 1 or itself):
+                (got,) = results(FAKE, there | {"out": out})
+            assert got is out
+            assert_same(to_host(out), expected)
+
+
 @by_place("reversed")
 @pytest.mark.parametrize("name", CALLS)
 def test_qparams_lie_anywhere(name, place):
@@ -106,6 +230,27 @@ def test_every_length(name):
         axis = axes(name, shape)[-1]
         got = results(name, on_device(arguments(name, shape, axis)))
         assert_same(to_host(got), results(name, arguments(name, shape, axis)), shape)
+
+
+#: Of one element, shorter and longer than a block takes at once, which no vector divides.
+ROWS = ((3, 1), (2, 3, 64), (2, 331))
+if not SIMULATED:
+    ROWS += ((3, 5), (2, 3, 264), (300, 4096), (33, 5, 1000), (5, 32768), (2, 40000), (70_001, 32))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
+def test_rows_with_qparams_of_their_own(dtype, symmetric):
+    """Whether one kernel does all of it, or they are too long or not contiguous."""
+    dtype = nq.dtypes.canonical(dtype, "dtype")
+    for seed, shape in enumerate(ROWS):
+        x = (np.random.default_rng(seed).normal(size=shape) * 20).astype(dtype)
+        x[0] = 0
+        for lay in (np.copy, LAY["every second"]):
+            x = lay(x)
+            expected = nq.quantize_per_token_dynamic(x, np.int8, symmetric=symmetric)
+            got = nq.quantize_per_token_dynamic(given(x), np.int8, symmetric=symmetric)
+            assert_same(to_host(got), expected, shape)
 
 
 @pytest.mark.parametrize("inner", [70, 72])
