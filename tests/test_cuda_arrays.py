@@ -157,6 +157,15 @@ def test_torch(torch, streams):
     assert streams == [STREAM] * 2
 
 
+def test_the_raw_stream_of_torch(torch, streams, monkeypatch):
+    """Where there is one, that of the tensor's device."""
+    raw = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: STREAM + index)
+    monkeypatch.setattr(torch, "_C", raw, raising=False)
+    monkeypatch.setattr(Tensor, "get_device", lambda self: 1, raising=False)
+    nq.convert_element_type(Tensor(np.zeros(8, np.float32), torch.float32), np.int8)
+    assert streams == [STREAM + 1]
+
+
 def test_cupy(cupy, streams):
     held = channels_last(np.float16)
     x = CuPyArray((2, 3, 4, 5), np.float16, np.zeros(held.size, np.float16).data, held.strides)

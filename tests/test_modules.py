@@ -857,6 +857,21 @@ def test_adaround(granularity, scheme, dtype):
         assert_same(tape.apply(module, x), module.hard(x))
 
 
+def test_adaround_with_bounds_that_no_op_takes():
+    """They are refused before anything is observed, of float64 only beyond 2**52."""
+    w, ends = data((4, 6)), {"quant_min": -(2**23) - 1, "quant_max": 2**23, "dtype": np.int32}
+    module = AdaroundFakeQuantizer(**ends)
+    before = module.state_dict()
+    with pytest.raises(ValueError, match="quant_min and quant_max must lie within -8388608"):
+        module(w)
+    for key, value in module.state_dict().items():
+        assert_same(value, before[key], key)
+    assert module(w.astype(np.float64)).dtype == np.float64
+    module = AdaroundFakeQuantizer(**ends)
+    module.fake_quant_enabled[:] = module.observer_enabled[:] = 0
+    assert module(w) is w
+
+
 def test_adaround_by_default():
     module = AdaroundFakeQuantizer()
     assert (module.dtype, module.quant_min, module.quant_max) == (np.int8, -128, 127)

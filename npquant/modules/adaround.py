@@ -71,7 +71,8 @@ class AdaroundFakeQuantizer(FakeQuantize):
     ValueError
         If the observer refuses an argument, `qscheme` is none of the four, or `group_size` is given
         where the scheme has no channels. Of a call: if the observer refuses the array, it has
-        another shape than V, or the scale is none, as after a NaN.
+        another shape than V, the scale is none, as after a NaN, or the bounds lie beyond 2**23, or
+        for float64 weights 2**52.
 
     See Also
     --------
@@ -147,12 +148,14 @@ class AdaroundFakeQuantizer(FakeQuantize):
         data = checks.floats(value_of(x), "x")
         if data.size == 0 or isinstance(data, ArraySpec):
             return x
-        enabled = self._on("fake_quant_enabled")
+        enabled, observing = self._on("fake_quant_enabled"), self._on("observer_enabled")
+        if enabled or observing:  # before anything is observed
+            checks.adaround_precision(self.quant_min, self.quant_max, data.dtype)
         if self._decided:
             self._check_shape(data)
-        if self._on("observer_enabled"):
+        if observing:
             self._observe(data)
-        if not self._decided and (enabled or self._on("observer_enabled")):
+        if not self._decided and (enabled or observing):
             scale = beside(data, self.scale)
             self.V.value = nq.adaround_init(value_of(x), scale, **self._where())
         if not enabled:
