@@ -1,4 +1,4 @@
-"""What CUDA kernels are compiled to, for two generations of GPUs; there need be none here.
+"""What CUDA kernels are compiled to, for two generations of GPUs and more; there need be none here.
 
 Every call of every_kernel.py is made with its launches noted in place of being made, and each
 kernel is compiled for what it was to be launched with.
@@ -25,7 +25,8 @@ from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_
 from npquant.primitives import fma, item, like, rint, widen
 from twins import MEMORY, Noted, installed
 
-GENERATIONS = ((8, 0), (9, 0))
+#: The last that one compiler of NVIDIA's compiles for, and one of those that another does.
+GENERATIONS = ((9, 0), (12, 0))
 by_generation = pytest.mark.parametrize("cc", GENERATIONS, ids="{0[0]}.{0[1]}".format)
 
 #: Kernels with float64 arithmetic on float32 data, and why.
@@ -69,6 +70,9 @@ IN_FLOAT64 = {
         "the contract: sums are of float64",
     ),
 }
+
+#: What an access to 16 bytes is called.
+WIDEST = r"\.(v4\.[bfsu]32|v2\.[bfsu]64)"
 
 #: Kernels that only round a float64 to a float32, and why.
 FROM_FLOAT64 = {"dequantize": "the zero point of a tensor may be fractional: a float64 number"}
@@ -251,15 +255,17 @@ def wanted(name, kernel, key, found):
             for access, n in Counter(access_of(d, width) for d in dtypes).items():
                 yield f"{verb}.global{access}", count(found, rf"{verb}\.global{access}") >= n * many
     elif kernel.name.endswith(("_runs", "_total")):
-        yield "ld.global.v4", count(found, r"ld\.global\.v4\.[bfsu]32")
+        yield "ld.global of 16 bytes", count(found, rf"ld\.global{WIDEST}")
 
 
 def access_of(dtype, width):
     """The pattern of an access to a vector of `width` elements, or to each if it is no word."""
     size = width * dtype.itemsize
     size = size if size >= 4 else dtype.itemsize
+    if size == 16:
+        return WIDEST
     if size > 4:
-        return rf"\.v{size // 4}\.[bfsu]32"
+        return rf"\.(v{size // 4}\.[bfsu]32|[bfsu]64)"
     return rf"\.[bfsu]{8 * size}"
 
 
@@ -279,6 +285,21 @@ def test_code(name, cc, launches):
         return
     for kernel, key in launches[name]:
         assert faults(name, kernel, key, cc) == {}, (kernel.name, key)
+
+
+#: Generations before those and between them.
+OTHERS = (7, 5), (8, 0), (10, 0)
+SOME = ("quantize_per_channel", "fake_quantize_per_tensor", "learnable_gradients_per_tensor",
+        "minmax", "adaround_soft", "total", "adam", "count_doubling", "clip_mse")  # fmt: skip
+
+
+@pytest.mark.parametrize("cc", OTHERS, ids="{0[0]}.{0[1]}".format)
+def test_code_of_other_generations(cc, launches):
+    """A few kernels of each kind are the same there."""
+    for name in SOME:
+        for kernel, key in launches[name][:2]:
+            assert faults(name, kernel, key, cc) == {}, (kernel.name, key)
+            assert f".target sm_{cc[0]}{cc[1]}" in kernel.ptx(key, cc)
 
 
 #: The kernels that no call of many elements may come to in vain.
@@ -417,7 +438,7 @@ class _Single(loops.Map):
 
 def test_missing_vectors_are_found():
     kernel = _Single(*map_of(_rounded), "single").kernel
-    expected = {r"no ld.global\.v4\.[bfsu]32", r"no st.global\.v4\.[bfsu]32"}
+    expected = {f"no ld.global{WIDEST}", f"no st.global{WIDEST}"}
     assert set(faults("dequantize_promoted", kernel, (*FLOATS, *SHAPE), (9, 0))) == expected
 
 

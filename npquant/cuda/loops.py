@@ -52,13 +52,35 @@ class _Vector(NamedTuple):
     qparams : callable
         ``qparams(scale, zero_point, c)``: those of a vector that begins in channel `c`.
     fill : callable
-        ``fill(u, c, left, s, z, told)``: compute vector `u` of those that were loaded, with what
-        `qparams` has found; so many elements of channel `c` are `left` where it begins. `told` is
-        the same for all: (channels, inner, x, values, scale, zero_point, constants, y, room).
+        ``fill(c, left, s, z, told)``: compute a vector with what `qparams` has found; so many
+        elements of channel `c` are `left` where it begins. `told` is (u, channels, inner, x,
+        values, scale, zero_point, constants, y, room): it is vector `u` of the values.
     """
 
     qparams: Callable[..., Any]
     fill: Callable[..., None]
+
+
+def _unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., Any]:
+    """``state = step(k, state, told)`` for each k, without a loop.
+
+    Of a loop the compiler may leave one, and then what it indexes lies in memory.
+    """
+    if end - begin == 1:
+
+        @formula
+        def one(state: Any, told: Any) -> Any:
+            return step(begin, state, told)
+
+        return one
+    middle = (begin + end) // 2
+    first, second = _unrolled(step, begin, middle), _unrolled(step, middle, end)
+
+    @formula
+    def both(state: Any, told: Any) -> Any:
+        return second(first(state, told), told)
+
+    return both
 
 
 def _vector(
@@ -76,31 +98,45 @@ def _vector(
         return load((scale, zero_point), c, _count(0))
 
     @formula
-    def whole(u: Any, c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
-        _, _, x, values, _, _, constants, y, room = told
-        p = parameters(x, s, z, constants, y)
-        for k in range(width):
-            put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+    def compute(k: Any, p: Any, told: Any) -> Any:
+        u, _, _, _, values, _, _, constants, y, room = told
+        put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+        return p
 
     @formula
-    def beside(u: Any, c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
-        _, _, x, values, _, _, constants, y, room = told
-        for k in range(width):
-            p = parameters(x, s[k], z[k], constants, y)
-            put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+    def compute_its_own(k: Any, qparams: Any, told: Any) -> Any:
+        _, _, _, x, _, _, _, constants, y, _ = told
+        s, z = qparams
+        compute(k, parameters(x, s[k], z[k], constants, y), told)
+        return qparams
 
     @formula
-    def as_it_comes(u: Any, c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
-        channels, inner, x, values, scale, zero_point, constants, y, room = told
-        p = parameters(x, s, z, constants, y)
-        for k in range(width):
-            if left == 0:
-                left = inner
-                c = _count(c + _count(1))
-                c = _count(0) if c == channels else c
-                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-            left = _count(left - _count(1))
-            put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+    def compute_and_walk(k: Any, state: Any, told: Any) -> Any:
+        _, channels, inner, x, _, scale, zero_point, constants, y, _ = told
+        c, left, p = state
+        if left == 0:
+            left = inner
+            c = _count(c + _count(1))
+            c = _count(0) if c == channels else c
+            p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+        compute(k, p, told)
+        return c, _count(left - _count(1)), p
+
+    of_whole, of_beside, of_any = (
+        _unrolled(step, 0, width) for step in (compute, compute_its_own, compute_and_walk)
+    )
+
+    @formula
+    def whole(c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
+        of_whole(parameters(told[3], s, z, told[7], told[8]), told)
+
+    @formula
+    def beside(c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
+        of_beside((s, z), told)
+
+    @formula
+    def as_it_comes(c: Any, left: Any, s: Any, z: Any, told: Any) -> None:
+        of_any((c, left, parameters(told[3], s, z, told[7], told[8])), told)
 
     return {
         WHOLE: _Vector(of_one, whole),
@@ -144,19 +180,18 @@ def _walk(
             values, room = load(x, i, _count(step)), scratch(y)
             place, qs = (i, skip, first, channels, inner), (scale, zero_point)
             told = channels, inner, x, values, scale, zero_point, constants, y, room
-            # All that is loaded is asked for before anything is computed; and of a loop over
-            # vectors the compiler may make one, so that what it indexes would lie in memory.
+            # All that is loaded is asked for before anything is computed.
             a = begin(0, *place, *qs)
             if count > 1:
                 b = begin(1, *place, *qs)
             if count > 2:
                 c, d = begin(2, *place, *qs), begin(3, *place, *qs)
-            fill(0, *a, told)
+            fill(*a, (0, *told))
             if count > 1:
-                fill(1, *b, told)
+                fill(*b, (1, *told))
             if count > 2:
-                fill(2, *c, told)
-                fill(3, *d, told)
+                fill(*c, (2, *told))
+                fill(*d, (3, *told))
             store(y, i, _count(step), room)
             return
         for u in range(count):
