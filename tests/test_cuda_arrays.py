@@ -5,9 +5,11 @@ what would be launched is noted.
 """
 
 import ctypes
+import gc
 import struct
 import sys
 import threading
+import weakref
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
@@ -451,6 +453,22 @@ def test_a_launch_of_other_arrays_is_not_remembered(launched):
     other, first, again, second = (name for name, _, _ in launched)
     assert (other, first) == (again, second)
     assert "fake_quantize" in first
+
+
+@pytest.mark.parametrize("how", ["packed first", "refused", "launched"])
+def test_a_call_keeps_no_array_alive(launched, how):
+    """Memory of a GPU is dear: when the call is over, nobody holds its input."""
+    x = tensor(np.zeros((6, 24), "f4"))
+    if how == "packed first":
+        x.held = x.held[:, ::2]
+        x.shape = x.held.shape
+    held = weakref.ref(x)
+    with nullcontext() if how != "refused" else pytest.raises(TypeError):
+        out = tensor(np.zeros(x.shape, "i1")) if how == "refused" else None
+        nq.fake_quantize_per_tensor_affine(x, 0.5, 1, -9, 3, out=out)
+    del x, out
+    gc.collect()
+    assert held() is None
 
 
 def test_numbers_are_not_taken_for_others(launched):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any, NamedTuple
+from weakref import ref
 
 from npquant.checks.arrays import device_array
 from npquant.cuda.arrays import DeviceArray
@@ -37,10 +38,11 @@ class Launch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that goes the long way."""
+    """A call that goes the long way; it keeps no array alive."""
 
-    x: DeviceArray
-    qparams: Pair
+    x: ref[DeviceArray]
+    #: Of each qparam, see `_place`.
+    places: tuple[Any, ...]
     launches: dict[Any, Launch]
     key: Any
 
@@ -71,7 +73,7 @@ def fast_path() -> Any:
         if found is None:
             if len(launches) >= MOST:
                 launches.clear()
-            _watched.call = Call(x, qparams, launches, key)
+            _watched.call = Call(ref(x), tuple(map(_place, qparams)), launches, key)
             return None
         if y is None:
             new = [x.new(x.shape, dtype, strides) for dtype, strides in found.outputs]
@@ -113,6 +115,11 @@ def _kind(argument: Any) -> Any:
     return (kind, argument) if known else None
 
 
+def _place(qparam: Any) -> Any:
+    """Where an array lies, and as what; None of a number."""
+    return (qparam.pointer, qparam.dtype) if isinstance(qparam, DeviceArray) else None
+
+
 def _apart(y: DeviceArray, x: DeviceArray, qparams: Pair) -> bool:
     """Whether `y` is `x` or apart from it, and apart from the qparams."""
     itself = (y.pointer, y.strides, y.dtype) == (x.pointer, x.strides, x.dtype)
@@ -129,13 +136,10 @@ def note(
     `qparams` are numbers, or device arrays.
     """
     call, _watched.call = _watched.call, None
-    if call is None or len(inputs) > 1 or inputs[0] is not call.x:
+    if call is None or len(inputs) > 1 or inputs[0] is not call.x():
         return
-    for taken, given in zip(qparams, call.qparams, strict=True):
-        if isinstance(taken, DeviceArray) or isinstance(given, DeviceArray):
-            there = isinstance(taken, DeviceArray) and isinstance(given, DeviceArray)
-            if not there or (taken.pointer, taken.dtype) != (given.pointer, given.dtype):
-                return  # it was converted
+    if tuple(map(_place, qparams)) != call.places:
+        return  # one was converted
     numbers = tuple([None if isinstance(p, DeviceArray) else p for p in qparams])
     call.launches[call.key] = Launch(
         kernel, blocks, key, counts, numbers, constants, [(y.dtype, y.strides) for y in outputs]

@@ -58,8 +58,8 @@ class DeviceArray:
     """An array on a GPU as ops and kernels see it: where it lies, and what it is to its owner."""
 
     __slots__ = (
-        "_leader", "contiguous", "dtype", "library", "lying", "owner", "pointer", "shape", "size",
-        "strides", "writeable",
+        "__weakref__", "_leader", "contiguous", "dtype", "library", "lying", "owner", "pointer",
+        "shape", "size", "strides", "writeable",
     )  # fmt: skip
 
     def __init__(
