@@ -1,8 +1,8 @@
 """The kernels of everything that goes element by element: a formula goes in, a kernel comes out.
 
 The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel. A
-thread takes a few vectors of 16 bytes and walks from channel to channel as it goes: one division
-of 32 bits for each vector tells where it begins.
+thread takes a few vectors of 16 bytes: a division of 32 bits for each, or two, tells where in which
+channel it begins; how its elements share qparams is known when it is compiled.
 """
 
 from __future__ import annotations
