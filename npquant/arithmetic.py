@@ -37,6 +37,15 @@ def beside(like: Array, a: Array) -> Array:
     return a if type(x) is ArraySpec else x.library.upload(x, a)
 
 
+def following(like: Array, a: Array) -> Array:
+    """The same, to compute with: on a GPU all that is done to it goes to the stream of `like`."""
+    a = beside(like, a)
+    if checks.on_device(like) and checks.on_device(a):
+        a = checks.array(a, "value")
+        a.follow(checks.array(like, "like"))
+    return a
+
+
 def on_host(a: Array) -> np.ndarray[Any, Any]:
     """A copy of `a` in NumPy, which for an array on a GPU waits."""
     if isinstance(a, np.ndarray):
@@ -46,11 +55,6 @@ def on_host(a: Array) -> np.ndarray[Any, Any]:
 
     found: np.ndarray[Any, Any] = cuda.to_host(a)
     return found
-
-
-def full(like: Array, shape: tuple[int, ...], dtype: Any, value: float) -> Array:
-    """An array of one value, where `like` lies."""
-    return checks.full(checks.array(like, "like"), shape, np.dtype(dtype), value)
 
 
 def empty(like: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -66,8 +70,9 @@ def flat(a: Array) -> Array:
 
 
 def full_like(a: Array, value: float) -> Array:
-    """An array of the shape and dtype of `a` that holds one value."""
-    return full(a, *kind(a), value)
+    """An array of the shape and dtype of `a`, lying in memory as it does, that holds one value."""
+    x = checks.array(a, "value")
+    return checks.filled(checks.output(None, x, x.dtype), value)
 
 
 def copy(a: Array) -> Array:

@@ -78,9 +78,18 @@ class Granularity(NamedTuple):
         outer = prod(shape[i] for i in order[:place]) * (shape[-1] // self.inner)
         return Spans(outer, self.inner, prod(shape[i] for i in order[place + 1 :]))
 
+    def reorders(self, order: tuple[int, ...] | None) -> bool:
+        """Whether `order` changes the order of the elements within a channel."""
+        if order is None:
+            return False
+        within = [i for i in order if i != self.axis]
+        return within != sorted(within)
 
-#: Elements that are summed by themselves (docs/numerics.md, "Sums").
-TILE = 4096
+
+# The tree of a sum (docs/numerics.md, "Sums").
+#: Elements that are summed by themselves, the lanes that these are summed in, and tiles that are
+#: added one after another.
+TILE, LANES, GROUP = 4096, 16, 256
 #: Elements of a row at least, of the rows that a tensor's sums are made of.
 ROW = 256
 

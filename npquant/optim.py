@@ -402,14 +402,15 @@ class Adam(_Optimizer):
         return {"step": 0, "exp_avg": full_like(value, 0), "exp_avg_sq": full_like(value, 0)}
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
-        state["step"] += 1
+        count = state["step"] + 1
         beta1, beta2 = self.betas
-        step = -(self.lr / (1 - beta1 ** state["step"]))
-        root = (1 - beta2 ** state["step"]) ** 0.5
+        step = -(self.lr / (1 - beta1**count))
+        root = (1 - beta2**count) ** 0.5
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
         backend.of(value).adam(
             gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)
         )
+        state["step"] = count
 
 
 def _listed(values: Any, name: str, of: str) -> list[Any]:

@@ -179,7 +179,7 @@ def _float8(v: Any, dtype: Any) -> Any:
 
 _FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 _SUB_BYTE = (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2)
-_KEYS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+KEYS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
 _BIAS = {4: 127, 8: 1023}
 
 #: Where `mantissa` begins: the bits of the square root of 1/2, cut to a float32.
@@ -194,7 +194,7 @@ def key(v: Any) -> Any:
     """
     if isinstance(v, (int, np.integer)):
         return v
-    kind = _KEYS[v.itemsize]
+    kind = KEYS[v.itemsize]
     bits = np.asarray(v).view(kind)[()]
     return kind(bits ^ (np.iinfo(kind).max if bits < 0 else 0))
 
@@ -203,7 +203,7 @@ def bits(v: Any) -> Any:
     """The bits of a float as a signed integer; an integer is its own."""
     if isinstance(v, (int, np.integer)):
         return v
-    return np.asarray(v).view(_KEYS[v.itemsize])[()]
+    return np.asarray(v).view(KEYS[v.itemsize])[()]
 
 
 def of_bits(k: Any, other: Any) -> Any:
@@ -224,7 +224,7 @@ def power_of_two(n: Any) -> Any:
 
     Of any other `n` the result is some number, and no error.
     """
-    kind, bias = _KEYS[n.itemsize], _BIAS[n.itemsize]
+    kind, bias = KEYS[n.itemsize], _BIAS[n.itemsize]
     if n == -bias:
         return type(n)(0)
     if not -bias < n <= bias:

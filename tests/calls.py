@@ -271,7 +271,7 @@ def long_way():
     """Read-only data take no short cut of arrays that are as they mostly are, nor of copies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast_path, "plain", lambda x: False)
-        patch.setattr(fast_path, "MOST", -1)
+        patch.setattr(fast_path, "PIECE", -1)
         yield
 
 

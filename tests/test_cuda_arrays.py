@@ -21,7 +21,9 @@ from numba import types
 import npquant as nq
 from npquant.arithmetic import beside
 from npquant.cuda import (
+    again,
     arrays,
+    dynamic,
     extremes,
     learnable,
     loops,
@@ -339,7 +341,7 @@ def test_where_it_lies():
     x = np.zeros((4, 6, 5), np.float32)
     for y in (x, x.T, x[::-1], x[:, ::-2, 1:], x.transpose(1, 0, 2), x[:0], x[..., :1]):
         a = arrays.device(Shown(y))
-        first, count = a.lowest()
+        first, count = a.lying.lowest
         low, high = np.lib.array_utils.byte_bounds(y) if y.size else (y.ctypes.data,) * 2
         assert (a.pointer - 4 * first, 4 * count) == (low, high - low)
         assert a.contiguous == y.flags.c_contiguous
@@ -681,13 +683,54 @@ def test_what_is_made_beside_an_array_is_of_its_library(torch, cupy, monkeypatch
     assert type(nq.quantize_per_channel(x, s, z, 1, -128, 127, np.int8)) is CuPyArray
 
 
+def test_what_is_written_elsewhere_first(torch, cupy, monkeypatch):
+    """What becomes an `out` with gaps waits in memory of the input's library, of any dtype."""
+    monkeypatch.setattr(cupy.cuda, "alloc", None)
+    x = Tensor(np.ones((4, 6), np.float32), torch.float32)
+    out = CuPyArray((4, 12), ml_dtypes.int4)
+    out.shape, out.strides = (4, 6), (12, 2)
+    assert nq.quantize_per_tensor(x, 0.5, 0, -8, 7, ml_dtypes.int4, out=out) is out
+
+
+def test_an_out_that_is_the_input_seen_otherwise(torch, streams):
+    """Strides of an axis of one say nothing, and libraries differ in them."""
+    held = np.zeros((1, 8), np.float32)
+    x = Tensor(held, torch.float32)
+    out = Tensor(np.lib.stride_tricks.as_strided(held, (1, 8), (4, 4)), torch.float32)
+    for _ in range(3):
+        assert nq.fake_quantize_per_tensor_affine(x, 0.5, 0, -8, 7, out=out) is out
+    assert len(streams) == 3
+
+
+def test_calls_that_are_not_remembered_push_no_others_out(launched, monkeypatch):
+    noted, note = [], again.note
+    monkeypatch.setattr(again, "note", lambda *args: noted.append(note(*args)))
+    x = tensor(np.zeros(48, "f4"))
+    scales = [0.5 + k for k in range(again.MOST)]
+    for scale in scales:
+        nq.fake_quantize_per_tensor_affine(x, scale, 0, -9, 3)
+    with pytest.raises(ValueError, match="zero_point"):
+        nq.fake_quantize_per_tensor_affine(x, 0.5, 4, -9, 3)
+    for scale in scales:
+        nq.fake_quantize_per_tensor_affine(x, scale, 0, -9, 3)
+    assert (len(launched), len(noted)) == (2 * again.MOST, again.MOST)
+
+
+def test_rows_that_are_more_than_blocks():
+    """Such are chosen for by one kernel and quantized by another, which count rows otherwise."""
+    args = (np.dtype(np.float16), (-128, 127), 1e-5, (), (), (-128, 127, 0), "float32", np.int8)
+    for rows, taken in ((2**31 - 1, True), (2**31, False)):
+        found = dynamic.fast_path("dynamic_per_token", (rows, 4), *args)
+        assert (found is not None) == taken
+
+
 def test_an_out_that_overlaps(torch, streams):
     held = np.zeros(12, np.float32)
     x, later = (Tensor(held[i : i + 8], torch.float32) for i in (0, 4))  # aligned alike
     apart = Tensor(np.zeros(8, np.float32), torch.float32)
     one = Tensor(np.broadcast_to(np.zeros(1, np.float32), 8), torch.float32)
     scale, other = (Tensor(a[:1], torch.float32) for a in (apart.held, np.ones(1, np.float32)))
-    for again in (False, True):  # what is remembered is held against them, too
+    for once_more in (False, True):  # what is remembered is held against them, too
         for out, s, message in (
             (later, 0.1, "not overlap it"),
             (one, 0.1, "must not repeat its elements"),
@@ -695,6 +738,6 @@ def test_an_out_that_overlaps(torch, streams):
         ):
             with pytest.raises(ValueError, match=message):
                 nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=out)
-        assert len(streams) == 2 * again
+        assert len(streams) == 2 * once_more
         for s in (0.1, other):
             nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7, out=apart)

@@ -12,11 +12,13 @@ from cuda.bindings import driver
 from numba.cuda.cudadrv.driver import Stream
 
 import npquant as nq
+import npquant.modules as npq
 from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
-from npquant.cuda import target, to_device, to_host
+from npquant.cuda import arrays, target, to_device, to_host
+from npquant.optim import Adam
 
-#: The handle of a stream.
-STREAM = 0x5EED
+#: The handles of two streams.
+STREAM, OTHER = 0x5EED, 0xFEED
 
 
 class Shown:
@@ -107,6 +109,51 @@ def test_an_out_of_no_stream(name, streams):
     results(name, on_stream(kwargs, (first,)) | {"out": out})
     assert {on for _, on in streams} == {STREAM}, streams
     assert len(streams) > 1
+
+
+def learned(**kwargs):
+    """A module whose qparams are learned: it observes no more."""
+    module = npq.LearnableFakeQuantize(npq.MinMaxObserver, -8, 7, dtype=np.int8, **kwargs)
+    module.enable_param_learning()
+    return module
+
+
+MODULES = {
+    "MinMaxObserver": npq.MinMaxObserver,
+    "MovingAverageMinMaxObserver": npq.MovingAverageMinMaxObserver,
+    "PerChannelMinMaxObserver": npq.PerChannelMinMaxObserver,
+    "MovingAveragePerChannelMinMaxObserver": npq.MovingAveragePerChannelMinMaxObserver,
+    "FakeQuantize": npq.FakeQuantize,
+    "FakeQuantize, per channel": lambda: npq.FakeQuantize(npq.PerChannelMinMaxObserver),
+    "FusedMovingAvgObsFakeQuantize": npq.FusedMovingAvgObsFakeQuantize,
+    "FusedMovingAvgObsFakeQuantize, per channel": lambda: npq.FusedMovingAvgObsFakeQuantize(
+        npq.MovingAveragePerChannelMinMaxObserver, qscheme="per_channel_affine"
+    ),
+    "LearnableFakeQuantize": learned,
+    "LearnableFakeQuantize, symmetric": lambda: learned(qscheme="per_tensor_symmetric"),
+    "AdaroundFakeQuantizer": lambda: npq.AdaroundFakeQuantizer(dtype=np.int8),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_of_a_module_is_on_the_stream_of_its_data(name, streams, monkeypatch):
+    """Also what it does to a state that it has from data of another stream, or from its making."""
+    monkeypatch.setattr(arrays.Interface, "upload", lambda self, like, a: Shown(a))
+    module, x = MODULES[name](), np.ones((9, 28), np.float32)
+    for stream in (STREAM, OTHER, OTHER, STREAM):
+        module(Shown(x, stream))
+        assert streams
+        assert {on for _, on in streams} == {stream}, streams
+        streams.clear()
+
+
+def test_a_state_lies_as_its_parameter(streams):
+    """Or it would be packed at every step, in memory that may not be there by then."""
+    value, gradient = (Shown(np.asfortranarray(np.ones((9, 28), np.float32))) for _ in range(2))
+    optimizer = Adam([value])
+    for _ in range(2):
+        optimizer.step([gradient])
+    assert [name for name, _ in streams] == ["fill", "fill", "adam", "adam"]
 
 
 class Driver:

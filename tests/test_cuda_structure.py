@@ -18,7 +18,6 @@ import npquant as nq
 import npquant.modules as npq
 from calls import CALLS, arguments, axis_name, fits, results
 from npquant import backend, cpu, cuda, layout, metrics
-from npquant.cpu.sums import GROUP
 from npquant.cuda import arithmetic, convert, inverse, loops, target
 from npquant.formulas.base import formula
 from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
@@ -148,7 +147,7 @@ ALSO = tuple(
 
 def of_many_elements():
     """What other calls are too small for: parts, tiles, bins in shared memory, several runs."""
-    many = np.zeros(GROUP * layout.TILE + 1, np.float32)
+    many = np.zeros(layout.GROUP * layout.TILE + 1, np.float32)
     few, lib = many[: 1 << 16], backend.of(many)
     lib.minmax(layout.whole(many.size), many)
     lib.minmax_finite(layout.whole(many.size), many)
@@ -300,6 +299,20 @@ def test_code_of_other_generations(cc, launches):
         for kernel, key in launches[name][:2]:
             assert faults(name, kernel, key, cc) == {}, (kernel.name, key)
             assert f".target sm_{cc[0]}{cc[1]}" in kernel.ptx(key, cc)
+
+
+def test_what_numba_makes_is_the_same_for_all(launches):
+    """`ptx` makes it once, for the first that is asked for: of a few kernels of each kind."""
+    first, last = GENERATIONS
+    for name in SOME:
+        kernel, key = launches[name][0]
+        once, alone = (target.Kernel(kernel._make, kernel.name) for _ in range(2))
+        once.ptx(key, first)
+        lines, others = (
+            Counter(re.sub(r"_ZN\w+|_cudapy_smem_\d+|//.*", "", k.ptx(key, last)).splitlines())
+            for k in (once, alone)
+        )
+        assert lines == others, kernel.name
 
 
 #: The kernels that no call of many elements may come to in vain.

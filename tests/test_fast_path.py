@@ -250,9 +250,9 @@ def test_most_that_is_packed(name, monkeypatch):
     """What is larger goes the long way, which makes no copy of it."""
     asked, of = [], backend.of
     monkeypatch.setattr(backend, "of", lambda x: asked.append(x) or of(x))
-    for rows in (fast_path.MOST // 16, fast_path.MOST // 16 + 1):
+    for rows in (fast_path.PIECE // 16, fast_path.PIECE // 16 + 1):
         results(name, laid(usual(name, (rows, 16)), LYING["steps"]))
-        assert bool(asked) == (rows * 16 > fast_path.MOST)
+        assert bool(asked) == (rows * 16 > fast_path.PIECE)
 
 
 @pytest.mark.parametrize("how", LYING)

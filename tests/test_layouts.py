@@ -462,7 +462,7 @@ CROSSED = (
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What NumPy packs otherwise, kernels do."""
-    for module, most in ((walk, "PIECE"), (loops, "PIECE"), (maps, "PIECE"), (fast_path, "MOST")):
+    for module, most in ((walk, "PIECE"), (loops, "PIECE"), (maps, "PIECE"), (fast_path, "PIECE")):
         monkeypatch.setattr(module, most, 100)
 
 
@@ -542,7 +542,7 @@ import npquant
 from npquant.cpu import loops, maps, walk
 from npquant.ops import fast_path
 
-walk.PIECE = loops.PIECE = maps.PIECE = fast_path.MOST = 10
+walk.PIECE = loops.PIECE = maps.PIECE = fast_path.PIECE = 10
 pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
 memory = np.frombuffer(pages, np.float32)
 protect = ctypes.CDLL(None, use_errno=True).mprotect

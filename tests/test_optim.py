@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cases import assert_same
-from npquant import optim
+from npquant import cpu, optim
 from npquant.autograd import Parameter
 from npquant.cpu import target
 from npquant.optim import SGD, Adam
@@ -141,6 +141,20 @@ def test_objects_with_a_value():
     parameter.value = np.full(3, 5, F32)
     optimizer.step([np.ones(3, F32)])
     assert parameter.value.tolist() == [4, 4, 4]
+
+
+def test_a_step_that_fails_is_not_counted(monkeypatch):
+    """As where there is no memory to pack a gradient that lies otherwise."""
+
+    def no_memory(*args):
+        raise MemoryError
+
+    optimizer = Adam([np.ones(3, F32)])
+    optimizer.step([np.ones(3, F32)])
+    monkeypatch.setattr(cpu, "adam", no_memory)
+    with pytest.raises(MemoryError):
+        optimizer.step([np.ones(3, F32)])
+    assert optimizer.state_dict()["state"][0]["step"] == 1
 
 
 @by_rule

@@ -11,6 +11,7 @@ from npquant.checks.arrays import (
     array,
     assign,
     codes,
+    filled,
     finite_array,
     flat,
     floats,
@@ -48,6 +49,7 @@ from npquant.checks.calls import (
 )
 from npquant.checks.numbers import (
     BEYOND,
+    ONE,
     at_least,
     at_least_in_float32,
     axis_of,
@@ -62,7 +64,6 @@ from npquant.checks.numbers import (
     integer,
     least_scale,
     number,
-    one,
     scale_float32,
     scale_in,
     shaping,
@@ -97,7 +98,5 @@ from npquant.checks.qparams import (
     scales,
     scales_float32,
     usual,
-    zero_points,
 )
 from npquant.cpu.checks import any_reversed, outside
-from npquant.dtypes import EXACT32, affine_precision, precision

@@ -263,12 +263,12 @@ def _apart(other: Any, name: str, out: Any) -> None:
         raise ValueError(f"out must be apart from {name}, got an overlapping array")
 
 
-def output_and_mask(x: Array, masked: bool = True) -> tuple[Array, Array | None]:
-    """New arrays of the dtype of `x` and of bools, of which the second may not be asked for."""
-    if type(x) is np.ndarray and x.flags.c_contiguous:
-        shape = x.shape
-        return np.empty(shape, x.dtype), np.empty(shape, bool_) if masked else None
-    return output(None, x, x.dtype), output(None, x, bool_) if masked else None
+def output_and_mask(
+    x: Array, masked: bool, out: Any = None, names: tuple[str, ...] = (),
+    others: tuple[Any, ...] = (),
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Where to write what has the dtype of `x`, see `output`, and bools, if these are asked for."""
+    return output(out, x, x.dtype, names, others), output(None, x, bool_) if masked else None
 
 
 def overlap(a: Array, b: Array) -> bool:
@@ -352,7 +352,11 @@ def assign(p: Array, flat: Array) -> None:
 
 def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
     """A result of its own shape, of the kind of `x`, that holds one value."""
-    y = new(x, shape, dtype)
+    return filled(new(x, shape, dtype), value)
+
+
+def filled(y: Array, value: float) -> Array:
+    """`y`, all of which is `value` now."""
     if type(y) is np.ndarray:
         y.fill(value)
     elif type(y) is not ArraySpec:

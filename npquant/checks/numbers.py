@@ -18,6 +18,9 @@ from npquant.meta import ArraySpec
 # Between these, a number rounds to a positive finite float32.
 _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
 
+#: The shapes of an array that may stand for one number of a tensor.
+ONE: tuple[tuple[int, ...], ...] = ((1,), ())
+
 #: What does not round to a finite number of a dtype.
 BEYOND = {float32: _BEYOND_FLOAT32, float64: math.inf}
 
@@ -225,7 +228,7 @@ def finite(value: Any, name: str, kind: type | None = None, beyond: float = math
 
 def single(value: Any, name: str) -> Any:
     """A number, or an array of shape (1,) or ()."""
-    if isinstance(value, ARRAYS) and value.shape not in ((1,), ()):
+    if isinstance(value, ARRAYS) and value.shape not in ONE:
         raise ValueError(f"{name} must have the shape (1,) or (), got {value.shape}")
     return value
 

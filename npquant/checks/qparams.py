@@ -20,7 +20,7 @@ from npquant.checks.arrays import (
     on_device,
     together,
 )
-from npquant.checks.numbers import scale_float32, scale_in, single_number, zero_point_number
+from npquant.checks.numbers import ONE, scale_float32, scale_in, single_number, zero_point_number
 from npquant.cpu.checks import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
@@ -50,12 +50,6 @@ def parameters(
         allowed = " or ".join(map(str, dict.fromkeys(shapes)))
         by = getattr(shapes, "by", "")
         raise ValueError(f"{name} must have the shape {allowed}{by}, got {p.shape}")
-    if type(p) is ArraySpec:
-        return p
-    if type(p) is not np.ndarray:
-        return flat(p)
-    if p.ndim == 1 and p.flags.c_contiguous and p.flags.aligned:
-        return p
     return flat(p)
 
 
@@ -199,11 +193,10 @@ def device_qparams(
 
     A zero point that is one is what `number` makes of it, as beside a scale that is one.
     """
-    shapes = ((1,), ())
-    s = scales(scale, "scale", shapes, x) if on_device(scale) else scale_in(precision, scale)
+    s = scales(scale, "scale", ONE, x) if on_device(scale) else scale_in(precision, scale)
     if not on_device(zero_point):
         return s, number(zero_point)
-    return s, zero_points(zero_point, "zero_point", shapes, x)
+    return s, zero_points(zero_point, "zero_point", ONE, x)
 
 
 def large_as_floats(z: Array, s: Array, x: Array) -> Array:

@@ -60,7 +60,7 @@ class Dynamic:
                         zero_point, lo, hi, nan, y, None)  # fmt: skip
                 return usual(look, scale, zero_point, least, most)
 
-            return Kernel(rows, f"{choice.name}_{name}", _signature)
+            return Kernel(rows, f"{choice.formula.__name__}_{name}", _signature)
 
         self.rows = {
             False: Either(

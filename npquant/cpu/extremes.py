@@ -28,9 +28,10 @@ from npquant.cpu.strided import VIEW, gather
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
+from npquant.formulas.base import extremes_of
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import TILE, Granularity, Layout, Spans
-from npquant.primitives import item, key, value, widen
+from npquant.primitives import KEYS, item, key
 
 Array = np.ndarray[Any, Any]
 
@@ -67,14 +68,6 @@ def _run(
 def folds(inner: int) -> bool:
     """Whether rows of `inner` elements are folded together."""
     return inner <= SHORT and inner % EVEN == 0
-
-
-@called
-def extremes_of(low: Any, high: Any, kind: Any) -> Any:
-    """The two values of the keys, of the type of `kind`."""
-    u, v = value(low, kind), value(high, kind)
-    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
-    return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
 
 
 def _folded(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +223,7 @@ class Extremes:
 
     def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
         dtype: Any = x.dtype
-        kind = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
+        kind = dtype if dtype.kind in "iu" else np.dtype(KEYS[dtype.itemsize])
         if x.size == 0:
             return np.empty(0, dtype), np.empty(0, dtype)
         order = rows_in_memory(granularity, x)
@@ -309,8 +302,6 @@ def _beside_signature(dtype: Any, kind: Any) -> Types:
 def _apart_signature(dtype: Any, kind: Any) -> Types:
     return VIEW, types.intp, *_extremes_signature(dtype, kind)[3:]
 
-
-_KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 
 #: NaN where there is one.
 minmax = Extremes(key, key)

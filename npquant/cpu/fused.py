@@ -6,7 +6,6 @@ are looked at, and fake quantized while a cache still holds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from npquant.cpu.qparams import (
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled
 from npquant.dtypes import EXACT32, affine_precision, bool_, float32, int32
 from npquant.formulas import fake_quantize as f
-from npquant.formulas.qparams import fbgemm_qparams, fbgemm_symmetric_qparams, moving_average
+from npquant.formulas.qparams import moving_average
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import item, like, store
 
@@ -59,7 +58,9 @@ def overlapping(x: Any, low: Any, high: Any, scale: Any, zero_point: Any) -> Any
 class Fused:
     """x -> its running range and qparams, in place, and x fake quantized."""
 
-    def __init__(self, formula: Callable[..., Any], observe: Observe, choose: Choose) -> None:
+    def __init__(self, observe: Observe, choose: Choose) -> None:
+        formula = choose.formula
+
         def whole(
             x: Any, observing: Any, constant: Any, low: Any, high: Any, lo: Any, hi: Any, eps: Any,
             scale: Any, zero_point: Any, least_code: Any, greatest_code: Any, y: Any, mask: Any,
@@ -157,7 +158,5 @@ def _rows_signature(x: Any, code: str, unmasked: bool) -> Types:
     return types.intp, types.intp, *_signature(x, int32, code, unmasked)
 
 
-fused_fbgemm = Fused(fbgemm_qparams, observe_fbgemm, choose_fbgemm)
-fused_fbgemm_symmetric = Fused(
-    fbgemm_symmetric_qparams, observe_fbgemm_symmetric, choose_fbgemm_symmetric
-)
+fused_fbgemm = Fused(observe_fbgemm, choose_fbgemm)
+fused_fbgemm_symmetric = Fused(observe_fbgemm_symmetric, choose_fbgemm_symmetric)

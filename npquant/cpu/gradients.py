@@ -15,13 +15,13 @@ import numpy as np
 from npquant.cpu import table
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
-from npquant.cpu.lanes import LANES, TOGETHER, add_columns, add_terms, folded, sums_together
+from npquant.cpu.lanes import TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import fetch_to_second, local, to_line
 from npquant.cpu.segments import Function
 from npquant.cpu.strided import gather, scatter
 from npquant.cpu.target import GRAIN
-from npquant.layout import TILE
+from npquant.layout import LANES, TILE
 from npquant.primitives import each, item, masked, store
 
 #: Terms that wait to be added: enough to run long loops, few enough to stay in cache. Of a longer
@@ -31,14 +31,14 @@ STRIP, CHUNK = 256, 128
 BLOCK = 256
 #: Elements of a row of a block at most, where channels lie side by side; and where these are more,
 #: elements of a part of a row, and rows whose terms of one lane are added together.
-LINE, PART, TURNS = 1024, 256, 4
+BLOCK_ROW, PART, TURNS = 1024, 256, 4
 #: Elements of a channel at most that is summed together with others, in registers.
 SHORT = 512
 #: More than there are before a line of the cache.
 SPARE = 32
 # Both with room for the zeros after the last.
 _BLOCK_OF_LANES = 2 * (BLOCK * LANES + SPARE) + LANES
-_LINE_OF_TERMS, _PARTS_OF_TERMS = LINE + LANES, TURNS * PART + LANES
+_ROW_OF_TERMS, _PARTS_OF_TERMS = BLOCK_ROW + LANES, TURNS * PART + LANES
 _SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
 _OF_LANES = np.uintp(2**64 - LANES)
 
@@ -137,7 +137,7 @@ def beside_of(parameters: Function, element: Function) -> Function:
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         lanes = local(_BLOCK_OF_LANES, 0.0)
-        terms = local(_LINE_OF_TERMS, factor), local(_LINE_OF_TERMS, factor)
+        terms = local(_ROW_OF_TERMS, factor), local(_ROW_OF_TERMS, factor)
         period, run = LANES * channels, channels * inner
         while run < STRIP:
             run *= 2

@@ -15,7 +15,6 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import searches, strided
-from npquant.cpu.lanes import LANES
 from npquant.cpu.memory import Borrowed
 from npquant.cpu.searches import bin_of_part, clipping_error, search_of_ends, squared_error
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
@@ -23,7 +22,7 @@ from npquant.cpu.walk import channel_pieces
 from npquant.dtypes import float32, float64, int64
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp
-from npquant.layout import Granularity
+from npquant.layout import LANES, Granularity
 
 Array = np.ndarray[Any, Any]
 

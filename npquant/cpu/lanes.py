@@ -16,9 +16,7 @@ from numba.core import cgutils
 
 from npquant.cpu.lowered import lowered
 from npquant.cpu.memory import data_of
-
-#: Lanes of a sum.
-LANES = 16
+from npquant.layout import LANES
 
 #: Channels whose lanes are in registers together.
 TOGETHER = 8

@@ -158,7 +158,7 @@ class Elementwise:
         n = x.size
         past = given and mask is None and y.nbytes >= PAST and y.itemsize >= x.itemsize
         # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
-        within = x is y and n > strided.PIECE
+        within = x is y and n > strided.GATHERED
         if not x.flags.c_contiguous:
             granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
             if n <= PIECE and y.flags.carray:

@@ -10,13 +10,14 @@ from numba import types
 
 from npquant.cpu import extremes
 from npquant.cpu.checks import one_reversed
-from npquant.cpu.extremes import extremes_of, ranges
+from npquant.cpu.extremes import ranges
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import local
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
 from npquant.dtypes import float32
 from npquant.formulas import qparams as f
+from npquant.formulas.base import extremes_of
 from npquant.layout import Granularity
 from npquant.primitives import item, key, like
 
@@ -140,7 +141,7 @@ class Choose:
 
             return of_rows
 
-        self.name = name = formula.__name__
+        self.formula, name = formula, formula.__name__
         self._kernel = Kernel(channels, name, _signature)
         self.in_order = compiled(renamed(in_order, f"{name}_in_order"), lambda k: _signature(*k))
         self.of_data = compiled(renamed(of_data, f"{name}_of_data"), _of_data_signature)
@@ -232,7 +233,9 @@ class Observe:
     It is `minmax`, `move` and a `Choose` one after another, of small arrays in one kernel.
     """
 
-    def __init__(self, formula: Callable[..., Any]) -> None:
+    def __init__(self, choose: Choose) -> None:
+        formula = choose.formula
+
         def channels(
             begin: Any, end: Any, channels: Any, inner: Any, x: Any, constant: Any, low: Any,
             high: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any, zero_point: Any,
@@ -247,7 +250,7 @@ class Observe:
                 zero_point[c] = like(chosen[1], z)
 
         self._kernel = Kernel(channels, f"observe_{formula.__name__}", _observe_signature)
-        self._choose = Choose(formula)
+        self._choose = choose
 
     def __call__(
         self, granularity: Granularity, x: Array, constant: float, low: Array, high: Array,
@@ -275,5 +278,5 @@ def _observe_signature(x: Any, precision: str, scale: Any, zero_point: Any) -> T
             array_type(zero_point))  # fmt: skip
 
 
-observe_fbgemm = Observe(f.fbgemm_qparams)
-observe_fbgemm_symmetric = Observe(f.fbgemm_symmetric_qparams)
+observe_fbgemm = Observe(choose_fbgemm)
+observe_fbgemm_symmetric = Observe(choose_fbgemm_symmetric)

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu.lanes import LANES, add_terms, folded
+from npquant.cpu.lanes import add_terms, folded
 from npquant.cpu.lowered import called
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp
 from npquant.formulas.qparams import affine_qparams, larger, symmetric_qparams
+from npquant.layout import LANES
 
 #: How far a step of the search moves a quantile.
 STEP = 1e-5

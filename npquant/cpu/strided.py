@@ -29,7 +29,7 @@ THINNED = 16
 
 #: Elements that are gathered at a time for a loop over flat data: they stay in the first cache.
 #: Where rows cross memory, what shares lines of the cache, of all arrays up to CROSSED.
-PIECE, CROSSED = 1 << 13, 1 << 15
+GATHERED, CROSSED = 1 << 13, 1 << 15
 
 
 def memory(a: Array) -> Array:
@@ -286,7 +286,7 @@ def piece(views: Any) -> Any:
         gathered += axes > 0
         if axes > 1 and 0 < abs(views[k, axes - 1, 1]) < abs(views[k, axes, 1]):
             wanted = max(wanted, 2 * BLOCK * views[k, axes, 0])
-    return max(PIECE, min(wanted, CROSSED // gathered))
+    return max(GATHERED, min(wanted, CROSSED // gathered))
 
 
 def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:

@@ -19,7 +19,7 @@ from numba import types
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.gradients import (
     BLOCK,
-    LINE,
+    BLOCK_ROW,
     PART,
     SHORT,
     STRIP,
@@ -30,7 +30,7 @@ from npquant.cpu.gradients import (
     runs_of,
     short_of,
 )
-from npquant.cpu.lanes import LANES, TOGETHER, add_terms, folded
+from npquant.cpu.lanes import TOGETHER, add_terms, folded
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import Borrowed, local
 from npquant.cpu.segments import Function
@@ -50,13 +50,11 @@ from npquant.cpu.walk import (
     views_in_boxes,
 )
 from npquant.dtypes import float32, float64
-from npquant.layout import TILE, Granularity, Spans, rows_of_tensor
+from npquant.layout import GROUP, LANES, TILE, Granularity, Spans, rows_of_tensor
 from npquant.primitives import each, store
 
 Array = np.ndarray[Any, Any]
 
-#: Tiles that are added one after another.
-GROUP = 256
 #: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
 MANY = 1 << 15
 #: Rows of a tensor that are done at a time.
@@ -253,7 +251,7 @@ class Gradients:
         if channels == 1:
             inner = count
         if inner < count and LANES % inner == 0:
-            if channels <= BLOCK and channels * inner <= LINE:
+            if channels <= BLOCK and channels * inner <= BLOCK_ROW:
                 return self._beside, channels, inner
             some = -(-channels * inner // PART)
             return self._parts, -(-channels // (some * LANES)) * LANES, inner

@@ -111,8 +111,8 @@ def pieces(
             views = strided.views(read, plain)
             yield piece._replace(views=views), memories + results, qparams
     else:
-        spans_of = [_Spans(a, PIECE) for a in inputs]
-        rooms: list[Any] = [a if a is None else _Spans(a, PIECE) for a in outputs]
+        spans_of = [_Packed(a, PIECE) for a in inputs]
+        rooms: list[Any] = [a if a is None else _Packed(a, PIECE) for a in outputs]
         for first in range(0, size, PIECE):
             span = first, min(first + PIECE, size)
             found: list[Any] = [a.read(*span) for a in spans_of]
@@ -155,7 +155,7 @@ def _parts(
     """Yield as `pieces`: flat data as it lies, and the qparams, put into its order part by part."""
     outer, run, beside = spans
     count = min(SCALES // beside, outer)
-    rooms = [_Spans(q, count * beside) for q in qparams]
+    rooms = [_Packed(q, count * beside) for q in qparams]
     for a in range(0, outer, count):
         z = min(a + count, outer)
         piece = Piece(z - a, run) if beside == 1 else Piece(beside, 1, run)
@@ -234,7 +234,7 @@ def channel_pieces(
         return
     most = most // rows * rows if 0 < rows < most else most
     some, length = max(1, most // count), min(count, most // tile * tile)
-    rooms = [_Spans(x, min(some * length, size)) for x in arrays]
+    rooms = [_Packed(x, min(some * length, size)) for x in arrays]
     read, written = rooms[: len(inputs)], rooms[len(inputs) :]
     for c in range(0, granularity.channels, some):
         channels = slice(c, min(c + some, granularity.channels))
@@ -262,7 +262,7 @@ def _tiles_of_rows(
     """As `channel_pieces`, a tile of some rows at a time: a row alone would use no line whole."""
     (rows, _), (length, _) = strided.joined(arrays[0])
     some = min(strided.BLOCK, most // tile, rows)
-    rooms = [_Spans(a, some * tile) for a in arrays]
+    rooms = [_Packed(a, some * tile) for a in arrays]
     for top in range(0, rows, some):
         n = min(some, rows - top)
         for e in range(0, length, tile):
@@ -348,7 +348,7 @@ def _as_they_lie(
     """How channels lie in memory, if they can be taken so, and the order of the axes."""
     alike, order = _common_order(arrays)
     shape = arrays[0].shape
-    if not alike or (ordered and reordered(granularity, order)):
+    if not alike or (ordered and granularity.reorders(order)):
         return None, order
     layout = granularity.layout(shape, order)
     if layout is not None or ordered:
@@ -365,7 +365,7 @@ def _channels_first(granularity: Granularity, a: Array) -> Array:
     return np.moveaxis(a, granularity.axis, 0) if granularity.axis else a
 
 
-class _Spans:
+class _Packed:
     """Flat spans of an array in C order; all memory that they need is there from the start."""
 
     def __init__(self, a: Array, most: int) -> None:
@@ -461,11 +461,3 @@ def last_axes_joined(arrays: tuple[Array, ...], inner: int) -> tuple[Array, ...]
     if all(len(strided.joined(a[(0,) * first])) == 1 for a in arrays):
         arrays = tuple([a.reshape(*shape[:first], inner) for a in arrays])
     return arrays
-
-
-def reordered(granularity: Granularity, order: tuple[int, ...] | None) -> bool:
-    """Whether `order` changes the order of the elements within a channel."""
-    if order is None:
-        return False
-    within = [i for i in order if i != granularity.axis]
-    return within != sorted(within)

@@ -71,8 +71,6 @@ def fast_path() -> Any:
             return None
         found = launches.get(key)
         if found is None:
-            if len(launches) >= MOST:
-                launches.clear()
             _watched.call = Call(ref(x), tuple(map(_place, qparams)), launches, key)
             return None
         if y is None:
@@ -141,6 +139,8 @@ def note(
     if tuple(map(_place, qparams)) != call.places:
         return  # one was converted
     numbers = tuple([None if isinstance(p, DeviceArray) else p for p in qparams])
+    if len(call.launches) >= MOST:
+        call.launches.clear()
     call.launches[call.key] = Launch(
         kernel, blocks, key, counts, numbers, constants, [(y.dtype, y.strides) for y in outputs]
     )

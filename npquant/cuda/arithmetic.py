@@ -49,35 +49,31 @@ def _plus(x: Any, p: Any, constants: Any, y: Any) -> Any:
     return (x[0] + like(constants[0], x[0]),)
 
 
-def _of_number(element: Any, name: str) -> Any:
-    """x, number -> y."""
-    kernel = Map(nothing, element, name)
-
-    def call(x: Any, number: float, y: Any) -> None:
-        kernel(PER_TENSOR, (x,), 0, 0, (number,), ("int32", "int32", ("float64",)), (y,))
-
-    return call
-
-
-_fill = _of_number(_filled, "fill")
-add_number = _of_number(_plus, "add_number")
-maximum_number = _of_number(_at_least, "maximum_number")
-
-
-def fill(y: Any, value: float) -> None:
-    """Write one value to all of `y`."""
-    _fill(y, value, y)
-
-
 @formula
 def _rounded(x: Any, p: Any, constants: Any, y: Any) -> Any:
     lo, hi = constants
     return (like(clamp(np.float64(rint(x[0])), lo, hi), item(y[0])),)
 
 
-_round = Map(nothing, _rounded, "rounded")
+def _of_numbers(element: Any, name: str) -> Any:
+    """A function of x, numbers and then y, which is written to."""
+    kernel = Map(nothing, element, name)
+
+    def call(x: Any, *numbers_and_y: Any) -> None:
+        *numbers, y = numbers_and_y
+        names = "int32", "int32", ("float64",) * len(numbers)
+        kernel(PER_TENSOR, (x,), 0, 0, tuple(numbers), names, (y,))
+
+    return call
 
 
-def rounded(x: Any, lo: float, hi: float, y: Any) -> None:
-    """rint(x), clamped."""
-    _round(PER_TENSOR, (x,), 0, 0, (lo, hi), ("int32", "int32", ("float64",) * 2), (y,))
+_fill = _of_numbers(_filled, "fill")
+add_number = _of_numbers(_plus, "add_number")
+maximum_number = _of_numbers(_at_least, "maximum_number")
+#: rint(x), clamped to two numbers.
+rounded = _of_numbers(_rounded, "rounded")
+
+
+def fill(y: Any, value: float) -> None:
+    """Write one value to all of `y`."""
+    _fill(y, value, y)

@@ -32,7 +32,8 @@ class Lying(NamedTuple):
     contiguous: bool
     #: The axes from the slowest to the fastest, of an array without gaps; else None.
     order: tuple[int, ...] | None
-    #: The index of the first element from the lowest address, and the elements from there on.
+    #: The index of the first element from the lowest address, and the elements from there on: both
+    #: count elements in memory, and are 0 and the size where it has no gaps.
     lowest: tuple[int, int]
     #: Whether the elements lie at multiples of their size, if the first does.
     even: bool
@@ -40,15 +41,17 @@ class Lying(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _lying(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None) -> Lying:
-    dense = contiguous_strides(shape, itemsize)
-    strides, size = strides or dense, prod(shape)
+    dense, size = contiguous_strides(shape, itemsize), prod(shape)
+    # Nobody steps along an axis of one, and libraries differ in what they say of it.
+    ways = zip(shape, strides or dense, dense, strict=True)
+    strides = tuple([d if n == 1 else s for n, s, d in ways])
     steps = [(n, s) for n, s in zip(shape, strides, strict=True) if n > 1]
     below = sum(-s * (n - 1) for n, s in steps if s < 0)
     above = sum(s * (n - 1) for n, s in steps if s > 0)
     first, last = below // itemsize, (below + above) // itemsize
     return Lying(
         tuple(shape), strides, size,
-        not size or all(n == 1 or s == c for n, s, c in zip(shape, strides, dense, strict=True)),
+        not size or strides == dense,
         order_of_strides(shape, strides, itemsize), (first, last + 1 if size else 0),
         not any(s % itemsize for _, s in steps),
     )  # fmt: skip
@@ -83,10 +86,6 @@ class DeviceArray:
     @property
     def ndim(self) -> int:
         return len(self.shape)
-
-    def memory_order(self) -> tuple[int, ...] | None:
-        """The axes from the slowest to the fastest, of an array without gaps; else None."""
-        return self.lying.order
 
     def viewed(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> DeviceArray:
         """The same memory in another shape."""
@@ -127,18 +126,17 @@ class DeviceArray:
         strides = strides or contiguous_strides(shape, dtype.itemsize)
         return device(like.library.empty(like, shape, dtype, strides))
 
-    def lowest(self) -> tuple[int, int]:
-        """The index of the first element from the lowest address, and the elements from there on.
-
-        They count elements in memory, and are 0 and the size where it has no gaps.
-        """
-        return self.lying.lowest
+    def scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        """The same in C order, for elements that its library need not know; nobody else sees it."""
+        y = self.new(shape, np.dtype(f"i{dtype.itemsize}"))
+        y.dtype = dtype
+        return y
 
     def new_alike(self, dtype: Any) -> DeviceArray:
         """A new one of the same shape, that lies in memory as this does if this has no gaps."""
         if self.contiguous:
             return self.new(self.shape, dtype)
-        order, itemsize = self.memory_order() or tuple(range(self.ndim)), np.dtype(dtype).itemsize
+        order, itemsize = self.lying.order or tuple(range(self.ndim)), np.dtype(dtype).itemsize
         return self.new(self.shape, dtype, dense_strides(self.shape, order, itemsize))
 
     def overlaps(self, other: DeviceArray) -> bool:
@@ -147,7 +145,7 @@ class DeviceArray:
         return a < d and c < b
 
     def _extent(self) -> tuple[int, int]:
-        first, count = self.lowest()
+        first, count = self.lying.lowest
         begin = self.pointer - first * self.dtype.itemsize
         return begin, begin + count * self.dtype.itemsize
 

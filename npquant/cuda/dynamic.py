@@ -14,17 +14,19 @@ from numba import types
 
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cuda.arrays import DeviceArray
-from npquant.cuda.extremes import extremes_of, kinds
+from npquant.cuda.extremes import kinds, of_a_run
 from npquant.cuda.loops import Elementwise
 from npquant.cuda.qparams import Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cuda.quantize import quantize_per_token
-from npquant.cuda.reduce import COUNT
-from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.target import COUNT, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, moved, vectors
+from npquant.formulas.base import extremes_of
 from npquant.primitives import at, each, item, key, like, put
 
 #: Bytes of a row at most: of longer ones several blocks had better find the extremes.
 LONGEST = 1 << 17
+#: Blocks of a launch at most.
+MOST = (1 << 31) - 1
 
 
 class Dynamic:
@@ -56,9 +58,10 @@ class Dynamic:
         threads: int,
     ) -> tuple[Callable[..., None], Types]:  # fmt: skip
         choose, parameters, element = self._choose, *self._quantize.formula
-        load, scratch, store = vectors(width, 1)[2:]
+        load, scratch, store = vectors(width, 1)
         kind, number = kinds(x)
-        shared, step = getattr(types, np.dtype(number).name), width * threads
+        shared = getattr(types, np.dtype(number).name)
+        extremes = of_a_run(key, key, number, width, threads, True)
 
         def kernel(
             inner: Any, x: Any, bottom: Any, top: Any, eps: Any, constants: Any, scale: Any,
@@ -69,21 +72,7 @@ class Dynamic:
             highs = cuda.shared.array(threads, shared)
             t, c = cuda.threadIdx.x, np.int64(cuda.blockIdx.x)
             data, codes = moved((x,), c * inner), moved((y,), c * inner)
-            lo = hi = number(key(data[0][0]))
-            for e in range(t * width, inner, 2 * step):
-                if e + step + width <= inner:  # both are asked for before one is looked at
-                    found, others = (
-                        load(data, COUNT(e), COUNT(0)), load(data, COUNT(e + step), COUNT(0)),
-                    )  # fmt: skip
-                    for k in range(width):
-                        for v in (found[0][k], others[0][k]):
-                            lo, hi = min(lo, number(key(v))), max(hi, number(key(v)))
-                else:
-                    for u in range(2):
-                        for i in range(e + u * step, min(e + u * step + width, inner)):
-                            v = data[0][i]
-                            lo, hi = min(lo, number(key(v))), max(hi, number(key(v)))
-            lows[t], highs[t] = lo, hi
+            lows[t], highs[t] = extremes(t, inner, COUNT(0), data[0], 1, inner)
             h = threads // 2
             while h > 0:  # by halves, to the first
                 cuda.syncthreads()
@@ -98,7 +87,7 @@ class Dynamic:
                 zero_point[c] = like(chosen[1], z)
             cuda.syncthreads()
             p = parameters(data, at(scale, c), at(zero_point, c), constants, codes)
-            for e in range(t * width, inner, step):
+            for e in range(t * width, inner, width * threads):
                 if e + width <= inner:
                     values, room = load(data, COUNT(e), COUNT(0)), scratch(codes)
                     for k in range(width):
@@ -122,7 +111,8 @@ def fast_path(
     target: np.dtype[Any],
 ) -> Callable[[DeviceArray], tuple[Any, Any, Any] | None] | None:  # fmt: skip
     """A function of rows of this shape and dtype, as `fast_dynamic` of ops/fast_path.py makes."""
-    if prod(shape) == 0 or (shape[-1] if shape else 1) * dtype.itemsize > LONGEST:
+    n, inner = prod(shape), shape[-1] if shape else 1
+    if n == 0 or inner * dtype.itemsize > LONGEST or n // inner > MOST:
         return None
     run = {
         "dynamic_per_token": dynamic_per_token,

@@ -8,32 +8,21 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.lanes import LANES
 from npquant.cuda.arrays import DeviceArray, device
-from npquant.cuda.reduce import COUNT, Shape, divided, parts_of, place_of, run
-from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.reduce import Shape, divided, parts_of, walked
+from npquant.cuda.target import COUNT, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
-from npquant.formulas.base import formula
+from npquant.formulas.base import extremes_of, formula
 from npquant.formulas.histogram import finite_key_above, finite_key_below
-from npquant.layout import TILE, Granularity
-from npquant.primitives import item, key, value, widen
-
-_KEYS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+from npquant.layout import LANES, TILE, Granularity
+from npquant.primitives import KEYS, item, key
 
 
 def kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """The integers that keys are, and those that are compared: registers are of 32 bits."""
-    kind: Any = dtype if dtype.kind in "iu" else _KEYS[dtype.itemsize]
-    return kind.type, np.int32 if kind.itemsize < 4 else kind.type
-
-
-@formula
-def extremes_of(a: Any, b: Any, x: Any) -> Any:
-    """The keys of a channel -> its two values, of the type of `x`."""
-    u, v = value(a, x), value(b, x)
-    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
-    return u if widen(v) == widen(v) else v, v if widen(u) == widen(u) else u
+    kind: Any = dtype.type if dtype.kind in "iu" else KEYS[dtype.itemsize]
+    return kind, kind if np.dtype(kind).itemsize >= 4 else np.int32
 
 
 @formula
@@ -52,6 +41,39 @@ def _fold_extremes(t: Any, lows: Any, highs: Any, rows: Any, width: Any) -> None
             highs[t] = max(highs[t], highs[t + h * width])
         h //= 2
     cuda.syncthreads()
+
+
+def of_a_run(
+    low: Callable[..., Any], high: Callable[..., Any], number: Any, width: int, threads: int,
+    single: bool,
+) -> Callable[..., Any]:  # fmt: skip
+    """What thread `t` of a block finds among `left` elements, of which it takes two vectors a time.
+
+    ``(t, left, skip, data, channels, inner) -> (key, key)``, for `skip` see `reduce.run`.
+    """
+    load, step, (_, place) = vectors(width, 1).load, width * threads, walked(single)
+
+    @formula
+    def extremes(t: Any, left: Any, skip: Any, data: Any, channels: Any, inner: Any) -> Any:
+        first = data[np.int64(skip)]
+        lo, hi = number(low(first)), number(high(first))
+        for e in range(t * width, left, 2 * step):
+            if e + step + width <= left:  # both are asked for before one is looked at
+                to = place(COUNT(skip + COUNT(e)), channels, inner)
+                then = place(COUNT(skip + COUNT(e + step)), channels, inner)
+                found = load((moved(data, to),), COUNT(0), COUNT(0))
+                others = load((moved(data, then),), COUNT(0), COUNT(0))
+                for k in range(width):
+                    for v in (found[0][k], others[0][k]):
+                        lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
+            else:
+                for u in range(2):
+                    for i in range(e + u * step, min(e + u * step + width, left)):
+                        v = data[place(COUNT(skip + COUNT(i)), channels, inner)]
+                        lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
+        return lo, hi
+
+    return extremes  # type: ignore[no-any-return]
 
 
 class Extremes:
@@ -99,10 +121,9 @@ class Extremes:
     def _make_runs(
         self, x: Any, width: int, single: bool, whole: bool
     ) -> tuple[Callable[..., None], Types]:
-        low, high, load = self._low, self._high, vectors(width, 1).load
         kind, number = kinds(x)
-        shared = getattr(types, np.dtype(number).name)
-        step = width * THREADS
+        shared, begin_of = getattr(types, np.dtype(number).name), walked(single)[0]
+        extremes = of_a_run(self._low, self._high, number, width, THREADS, single)
 
         def kernel(
             channels: Any, inner: Any, length: Any, parts: Any, span: Any, x: Any, least: Any,
@@ -114,32 +135,8 @@ class Extremes:
             t, (c, part) = cuda.threadIdx.x, divided(cuda.blockIdx.x, parts)
             start = part * span
             left = min(length - start, span)
-            if single:
-                begin, skip = c * inner + start, COUNT(0)
-            else:
-                begin, skip = run(c, start, channels, inner)
-            data = moved(x, begin)
-            first = data[np.int64(skip)]
-            lo, hi = number(low(first)), number(high(first))
-            for e in range(t * width, left, 2 * step):
-                if e + step + width <= left:
-                    to, then = COUNT(skip + COUNT(e)), COUNT(skip + COUNT(e + step))
-                    if single:
-                        places = np.int64(to), np.int64(then)
-                    else:
-                        places = place_of(to, channels, inner), place_of(then, channels, inner)
-                    found = load((moved(data, places[0]),), COUNT(0), COUNT(0))
-                    others = load((moved(data, places[1]),), COUNT(0), COUNT(0))
-                    for k in range(width):
-                        for v in (found[0][k], others[0][k]):
-                            lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
-                else:
-                    for u in range(2):
-                        for i in range(e + u * step, min(e + u * step + width, left)):
-                            to = COUNT(skip + COUNT(i))
-                            v = data[np.int64(to) if single else place_of(to, channels, inner)]
-                            lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
-            lows[t], highs[t] = lo, hi
+            begin, skip = begin_of(c, start, channels, inner)
+            lows[t], highs[t] = extremes(t, left, skip, moved(x, begin), channels, inner)
             _fold_extremes(t, lows, highs, THREADS, 1)
             if t == 0:
                 if whole:

@@ -15,23 +15,21 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import searches
-from npquant.cpu.lanes import LANES
 from npquant.cpu.searches import bin_of_part, codes_of, search_of_ends, torch_sum
 from npquant.cuda.arrays import device
-from npquant.cuda.reduce import Shape, divided, parts_of, place_of, run
-from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.reduce import Shape, divided, parts_of, walked
+from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp, formula
-from npquant.layout import TILE, Granularity
+from npquant.layout import LANES, TILE, Granularity
 
 if not SIMULATED:
     from npquant.cuda.target import intrinsic, overload
 
 #: Bins that fit in the shared memory of a block, as int32.
 ROOM = 1 << 13
-_count: Any = np.uint32  # Numba makes 64 bits of a sum of two of 32
 
 #: Threads of a search.
 SEARCHERS = 2 if SIMULATED else 256
@@ -102,6 +100,7 @@ class Count:
         self, x: Any, bound: Any, width: int, single: bool, room: int
     ) -> tuple[Callable[..., None], Types]:
         parameters, bin_of, load = self._parameters, self._bin, vectors(width, 1).load
+        begin_of, place_of = walked(single)
 
         def kernel(
             channels: Any, inner: Any, length: Any, parts: Any, span: Any, bins: Any, x: Any,
@@ -112,10 +111,7 @@ class Count:
             t, (c, part) = cuda.threadIdx.x, divided(cuda.blockIdx.x, parts)
             start = part * span
             left = min(length - start, span)
-            if single:
-                begin, skip = c * inner + start, _count(0)
-            else:
-                begin, skip = run(c, start, channels, inner)
+            begin, skip = begin_of(c, start, channels, inner)
             data = moved(x, begin)
             for k in range(t, bins, THREADS):
                 table[k] = 0
@@ -123,19 +119,16 @@ class Count:
             cuda.syncthreads()
             for e in range(t * width, left, THREADS * width):
                 if e + width <= left:
-                    to = _count(skip + _count(e))
-                    to = np.int64(to) if single else place_of(to, channels, inner)
-                    found = load((moved(data, to),), _count(0), _count(0))
+                    to = place_of(COUNT(skip + COUNT(e)), channels, inner)
+                    found = load((moved(data, to),), COUNT(0), COUNT(0))
                     for k in range(width):
                         place = bin_of(found[0][k], p)
                         if place < bins:
                             cuda.atomic.add(table, place, 1)
                 else:
                     for i in range(e, left):
-                        to = _count(skip + _count(i))
-                        place = bin_of(
-                            data[np.int64(to) if single else place_of(to, channels, inner)], p
-                        )
+                        to = place_of(COUNT(skip + COUNT(i)), channels, inner)
+                        place = bin_of(data[to], p)
                         if place < bins:
                             cuda.atomic.add(table, place, 1)
             cuda.syncthreads()

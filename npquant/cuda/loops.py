@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import types
 
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cuda import again
 from npquant.cuda.arrays import DeviceArray, device
-from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.target import COUNT, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas.base import formula
@@ -37,7 +36,6 @@ FEW = 1024
 IN_FLIGHT = 2 * ACCESS
 
 _NUMBERS = int, float
-_count = np.uint32  # Numba makes 64 bits of a sum of two of 32
 
 
 #: How the elements of a vector share qparams: all of them, each its own ones, or as it comes.
@@ -95,7 +93,7 @@ def _vector(
 
     @formula
     def of_several(scale: Any, zero_point: Any, c: Any) -> Any:
-        return load((scale, zero_point), c, _count(0))
+        return load((scale, zero_point), c, COUNT(0))
 
     @formula
     def compute(k: Any, p: Any, told: Any) -> Any:
@@ -116,11 +114,11 @@ def _vector(
         c, left, p = state
         if left == 0:
             left = inner
-            c = _count(c + _count(1))
-            c = _count(0) if c == channels else c
+            c = COUNT(c + COUNT(1))
+            c = COUNT(0) if c == channels else c
             p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
         compute(k, p, told)
-        return c, _count(left - _count(1)), p
+        return c, COUNT(left - COUNT(1)), p
 
     of_whole, of_beside, of_any = (
         _unrolled(step, 0, width) for step in (compute, compute_its_own, compute_and_walk)
@@ -154,7 +152,7 @@ def _walk(
     compiled for the CPU, by a test.
     """
     step, last = width * THREADS, width * THREADS * (count - 1) + width
-    load, scratch, store = vectors(width, count)[2:]
+    load, scratch, store = vectors(width, count)
     qparams, fill = _vector(parameters, element, width, runs)
 
     @formula
@@ -162,22 +160,22 @@ def _walk(
         u: Any, i: Any, skip: Any, first: Any, channels: Any, inner: Any, scale: Any,
         zero_point: Any,
     ) -> Any:  # fmt: skip
-        place = _count(skip + i + _count(u * step))
-        row = _count(place // inner) if inner > 1 else place
-        c = _count(first + row)
+        place = COUNT(skip + i + COUNT(u * step))
+        row = COUNT(place // inner) if inner > 1 else place
+        c = COUNT(first + row)
         if c >= channels:  # a division is worth a question
-            c = _count(c % channels)
-        return c, _count(inner - _count(place - row * inner)), *qparams(scale, zero_point, c)
+            c = COUNT(c % channels)
+        return c, COUNT(inner - COUNT(place - row * inner)), *qparams(scale, zero_point, c)
 
     @formula
     def walk(
         block: Any, thread: Any, n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any,
         scale: Any, zero_point: Any, constants: Any, y: Any,
     ) -> None:  # fmt: skip
-        i = _count(_count(block) * _count(step * count))
-        i = _count(i + _count(thread) * _count(width))
-        if _count(i + _count(last)) <= n:
-            values, room = load(x, i, _count(step)), scratch(y)
+        i = COUNT(COUNT(block) * COUNT(step * count))
+        i = COUNT(i + COUNT(thread) * COUNT(width))
+        if COUNT(i + COUNT(last)) <= n:
+            values, room = load(x, i, COUNT(step)), scratch(y)
             place, qs = (i, skip, first, channels, inner), (scale, zero_point)
             told = channels, inner, x, values, scale, zero_point, constants, y, room
             # All that is loaded is asked for before anything is computed.
@@ -192,14 +190,14 @@ def _walk(
             if count > 2:
                 fill(*c, (2, *told))
                 fill(*d, (3, *told))
-            store(y, i, _count(step), room)
+            store(y, i, COUNT(step), room)
             return
         for u in range(count):
             for k in range(width):
-                e = _count(i + _count(u * step + k))
+                e = COUNT(i + COUNT(u * step + k))
                 if e < n:
-                    row = _count(first + _count(skip + e) // inner)
-                    at_c = _count(row % channels)
+                    row = COUNT(first + COUNT(skip + e) // inner)
+                    at_c = COUNT(row % channels)
                     p = parameters(x, at(scale, at_c), at(zero_point, at_c), constants, y)
                     put(y, e, element(each(x, e), p, constants, y))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npquant.cpu.lanes import LANES
 from npquant.cuda.arrays import DeviceArray
-from npquant.cuda.target import SIMULATED
+from npquant.cuda.target import COUNT, SIMULATED
 from npquant.cuda.vectors import ACCESS
 from npquant.formulas.base import formula
-from npquant.layout import Layout
+from npquant.layout import LANES, Layout
 
 #: Channels of a block where they lie side by side: a warp reads 32 of them at once.
 BESIDE = 4 if SIMULATED else 32
@@ -22,8 +22,6 @@ BATCH = 4
 #: Blocks that minima and maxima are divided among, if each then has a tile or so: some times what a
 #: large device runs at once.
 BLOCKS = 4 if SIMULATED else 4096
-
-COUNT: Any = np.uint32  # Numba makes 64 bits of a sum of two of 32
 
 
 class Shape(NamedTuple):
@@ -102,6 +100,20 @@ def place_of(e: Any, channels: Any, inner: Any) -> Any:
     """How far from the beginning of the first run element `e` from there lies."""
     row = COUNT(e // COUNT(inner))
     return np.int64(row) * (channels * inner) + np.int64(COUNT(e - COUNT(row * COUNT(inner))))
+
+
+def walked(single: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`run` and `place_of`, of a channel that is one run if `single`."""
+
+    @formula
+    def all_of_it(c: Any, first: Any, channels: Any, inner: Any) -> Any:
+        return c * inner + first, COUNT(0)
+
+    @formula
+    def as_it_is(e: Any, channels: Any, inner: Any) -> Any:
+        return np.int64(e)
+
+    return (all_of_it, as_it_is) if single else (run, place_of)
 
 
 def parts_of(count: int, blocks: int, least: int) -> tuple[int, int]:

@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from npquant.cpu.lanes import LANES
-from npquant.cpu.sums import GROUP
 from npquant.cuda.arrays import DeviceArray, device
-from npquant.cuda.reduce import COUNT, Shape, divided, place_of, run
-from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.reduce import Shape, divided, walked
+from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas.base import formula
-from npquant.layout import TILE, Granularity, rows_of_tensor
+from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor
 from npquant.primitives import at, each, masked, store
 
 #: Terms that wait to be added. There is room for twice as many: the next are made meanwhile.
@@ -112,9 +110,10 @@ def _gradient_runs(
     """A block for each (channel, tile), or (tile, channel) where short runs lie side by side."""
     strips = _Strips(width)
     threads, count, column, part = strips.threads, strips.vectors, strips.column, STRIP + LANES
-    load, scratch, write = vectors(width, 1)[2:]
+    load, scratch, write = vectors(width, 1)
     scratch_of_all = vectors(width, count).scratch
     add, room_of_terms, room_of_lanes = _adder(strips, 2), 4 * part, 2 * LANES
+    begin_of, place_of = walked(single)
 
     @formula
     def read(
@@ -124,8 +123,7 @@ def _gradient_runs(
         for u in range(count):
             e = first + u * (width * threads)
             if e + width <= left:
-                to = COUNT(skip + COUNT(e))
-                to = np.int64(to) if single else place_of(to, channels, inner)
+                to = place_of(COUNT(skip + COUNT(e)), channels, inner)
                 found = load(moved(data, to), COUNT(0), COUNT(0))
                 for k in range(width):
                     values[0][u * width + k] = found[0][k]
@@ -149,10 +147,7 @@ def _gradient_runs(
             tile, c = divided(task, channels)
         start = tile * TILE
         left = min(length - start, TILE)
-        if single:
-            begin, skip = c * inner + start, COUNT(0)
-        else:
-            begin, skip = run(c, start, channels, inner)
+        begin, skip = begin_of(c, start, channels, inner)
         data, out = moved((g, x), begin), moved((y,), begin)
         constants = lo, hi, factor
         p = parameters(x, at(scale, c * apart), at(zero_point, c * apart), constants, y)
@@ -174,8 +169,7 @@ def _gradient_runs(
                         terms[at_term] = slope
                         terms[COUNT(at_term + COUNT(part))] = shift
                     if e + width <= left:
-                        to = COUNT(skip + COUNT(e))
-                        to = np.int64(to) if single else place_of(to, channels, inner)
+                        to = place_of(COUNT(skip + COUNT(e)), channels, inner)
                         write(moved(out, to), COUNT(0), COUNT(0), room)
                     elif single:
                         for k in range(width):
@@ -381,7 +375,8 @@ def _make_few(*outputs: Any) -> tuple[Callable[..., None], Types]:
     def kernel(channels: Any, tiles: Any, sums: Any, first: Any, last: Any) -> None:
         k = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         if k < channels * several:
-            s, c = divided(k, channels)
+            s = np.int64(k >= channels)
+            c = k - s * channels
             place = s * channels * tiles + c
             total = np.float64(0)
             for tile in range(tiles):

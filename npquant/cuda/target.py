@@ -69,6 +69,8 @@ NVVM_OPTIONS = {"fastmath": False, "opt": 3, "fma": 0}
 
 #: Threads of a block. The simulator takes 0.1 ms for each.
 THREADS = 32 if SIMULATED else 256
+#: What elements of a launch are counted in. Numba makes 64 bits of a sum of two of 32.
+COUNT: Any = np.uint32
 
 Types = tuple[Any, ...]
 Key = tuple[Hashable, ...]
@@ -118,6 +120,7 @@ class Kernel:
     def __init__(self, make: Callable[..., tuple[Callable[..., None], Types]], name: str) -> None:
         self.name, self._make = name, make
         self._entries: dict[Key, Any] = {}
+        self._libraries: dict[Key, Any] = {}
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], key: Key, on: Any) -> None:
         """Launch on a stream; `args` are pointers (in the simulator arrays), numbers and tuples."""
@@ -135,16 +138,20 @@ class Kernel:
         return _Compiled(_library(_named(function, self.name), signature, cc), signature)
 
     def ptx(self, key: Key, cc: tuple[int, int]) -> str:
-        """The PTX of one key for a compute capability; no device is needed."""
-        function, signature = self._make(*key)
-        device = python_types.SimpleNamespace(compute_capability=cc)
-        before = dispatcher.get_current_device
-        dispatcher.get_current_device = lambda: device
-        try:
-            library = _library(_named(function, self.name), signature, cc)
-        finally:
-            dispatcher.get_current_device = before
-        text: str = library.get_asm_str(cc=cc)
+        """The PTX of one key for a compute capability; no device is needed.
+
+        What Numba makes is the same for all, and is made once.
+        """
+        if key not in self._libraries:
+            function, signature = self._make(*key)
+            device = python_types.SimpleNamespace(compute_capability=cc)
+            before = dispatcher.get_current_device
+            dispatcher.get_current_device = lambda: device
+            try:
+                self._libraries[key] = _library(_named(function, self.name), signature, cc)
+            finally:
+                dispatcher.get_current_device = before
+        text: str = self._libraries[key].get_asm_str(cc=cc)
         return text
 
 
@@ -273,9 +280,10 @@ class _Simulated:
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
         function, rounded = self._function, _rounded(self._signature, args)
+        quietly = np.errstate
 
         def thread() -> None:
-            with np.errstate(all="ignore"):
+            with quietly(all="ignore"):
                 function(*rounded)
 
         # The simulator replaces `cuda` among the globals of what it runs.
@@ -297,13 +305,13 @@ def _rounded(signature: Any, args: Any) -> tuple[Any, ...]:
 
 
 __all__ = [
+    "COUNT",
     "SIMULATED",
     "THREADS",
     "Kernel",
     "Types",
     "checked",
     "cuda",
-    "flattened",
     "make_ready",
     "pointer",
 ]

@@ -39,8 +39,6 @@ class Vectors(NamedTuple):
         ``store(arrays, i, step, scratch)``: write what is in the scratch to the arrays.
     """
 
-    width: int
-    count: int
     load: Callable[..., Any]
     scratch: Callable[..., Any]
     store: Callable[..., None]
@@ -73,7 +71,7 @@ def vectors(width: int, count: int) -> Vectors:
 
     if not SIMULATED:
         scratch = _teach(width, count, load, store)
-    return Vectors(width, count, load, scratch, store)
+    return Vectors(load, scratch, store)
 
 
 def _teach(width: int, count: int, load: Any, store: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.walk import reordered
 from npquant.cuda.arrays import DeviceArray
 from npquant.cuda.target import THREADS, Kernel, Types, cuda
 from npquant.layout import Granularity, Layout
@@ -35,12 +34,12 @@ def pieces(
     arrays = [*inputs, *outputs]
     layout = in_memory_order(granularity, arrays)
     if ordered and not arrays[0].contiguous and layout is not None:
-        layout = None if reordered(granularity, arrays[0].memory_order()) else layout
+        layout = None if granularity.reorders(arrays[0].lying.order) else layout
     if layout is not None:
         yield layout, arrays
         return
     on = arrays[0].stream()
-    packed = [a if a.contiguous else a.new(a.shape, a.dtype) for a in arrays]
+    packed = [a if a.contiguous else arrays[0].scratch(a.shape, a.dtype) for a in arrays]
     for a, p in zip(inputs, packed, strict=False):
         copy(a, p, on)
     yield Layout(granularity.channels, granularity.inner), packed
@@ -52,7 +51,7 @@ def in_memory_order(granularity: Granularity, arrays: list[DeviceArray]) -> Layo
     """The layout of arrays that all lie alike in memory, without gaps; else None."""
     if not [a for a in arrays if not a.contiguous]:
         return Layout(granularity.channels, granularity.inner)
-    orders = {a.memory_order() for a in arrays}
+    orders = {a.lying.order for a in arrays}
     order = orders.pop()
     if orders or order is None:
         return None
@@ -82,7 +81,8 @@ def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
     )
     lengths = (*shape, *[1] * (AXES - len(shape)))
     args = (
-        x.size, lengths, x.argument(), x.lowest()[0], read, y.argument(), y.lowest()[0], written,
+        x.size, lengths, x.argument(), x.lying.lowest[0], read, y.argument(), y.lying.lowest[0],
+        written,
     )  # fmt: skip
     stream = x.stream() if on is None else on
     _copy(-(-x.size // THREADS), THREADS, args, (itemsize,), stream)

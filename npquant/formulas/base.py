@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from npquant.primitives import like, widen
+from npquant.primitives import like, value, widen
 
 #: What int32 and int64 do not hold: it, and all beyond.
 INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
@@ -33,6 +33,14 @@ def clamp(v: Any, lo: Any, hi: Any) -> Any:
 def plain_nan(v: Any) -> Any:
     """`v`, but of NaNs that which arithmetic makes: others, of users, may round to a bfloat16 0."""
     return v if v == v else like(np.float32(np.nan), v)
+
+
+@formula
+def extremes_of(low: Any, high: Any, kind: Any) -> Any:
+    """The least and the greatest value, of the type of `kind`, by the keys of both."""
+    u, v = value(low, kind), value(high, kind)
+    # A NaN of either sign lies outside the infinities, so it shows; both become NaN then.
+    return (u if widen(v) == widen(v) else v), (v if widen(u) == widen(u) else u)
 
 
 @formula

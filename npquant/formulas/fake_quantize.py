@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -126,52 +127,21 @@ def fake_quantize_decomposed_wide(x: Any, p: Any, constants: Any, y: Any) -> Any
     return (q - zero_point) * scale, q == t
 
 
-# With x / scale in place of x and 1 in place of 1 / scale, each is the same by division.
+def _by_division(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with x / scale in place of x and 1 in place of 1 / scale."""
+
+    def divided(x: Any, p: Any, constants: Any, y: Any) -> Any:
+        _, scale, zero_point = p
+        return rule(widen(x) / scale, (np.float32(1), scale, zero_point), constants, y)
+
+    divided.__name__ = divided.__qualname__ = f"{rule.__name__}_by_division"
+    return formula(divided)  # type: ignore[no-any-return]
 
 
-@formula
-def fake_quantize_per_tensor_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_per_tensor`, dividing."""
-    _, scale, zero_point = p
-    p = np.float32(1), scale, zero_point
-    return fake_quantize_per_tensor(widen(x) / scale, p, constants, y)
-
-
-@formula
-def fake_quantize_per_channel_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_per_channel`, dividing."""
-    _, scale, zero_point = p
-    p = np.float32(1), scale, zero_point
-    return fake_quantize_per_channel(widen(x) / scale, p, constants, y)
-
-
-@formula
-def fake_quantize_per_tensor_wide_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_per_tensor_wide`, dividing."""
-    _, scale, zero_point = p
-    p = np.float32(1), scale, zero_point
-    return fake_quantize_per_tensor_wide(widen(x) / scale, p, constants, y)
-
-
-@formula
-def fake_quantize_per_channel_wide_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_per_channel_wide`, dividing; also of zero points that are floats."""
-    _, scale, zero_point = p
-    p = np.float32(1), scale, zero_point
-    return fake_quantize_per_channel_wide(widen(x) / scale, p, constants, y)
-
-
-@formula
-def fake_quantize_decomposed_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_decomposed`, dividing."""
-    _, scale, zero_point = p
-    p = np.float32(1), scale, zero_point
-    return fake_quantize_decomposed(widen(x) / scale, p, constants, y)
-
-
-@formula
-def fake_quantize_decomposed_wide_by_division(x: Any, p: Any, constants: Any, y: Any) -> Any:
-    """`fake_quantize_decomposed_wide`, dividing."""
-    _, scale, zero_point = p
-    p = np.float32(1), scale, zero_point
-    return fake_quantize_decomposed_wide(widen(x) / scale, p, constants, y)
+fake_quantize_per_tensor_by_division = _by_division(fake_quantize_per_tensor)
+fake_quantize_per_channel_by_division = _by_division(fake_quantize_per_channel)
+fake_quantize_per_tensor_wide_by_division = _by_division(fake_quantize_per_tensor_wide)
+#: Also of zero points that are floats.
+fake_quantize_per_channel_wide_by_division = _by_division(fake_quantize_per_channel_wide)
+fake_quantize_decomposed_by_division = _by_division(fake_quantize_decomposed)
+fake_quantize_decomposed_wide_by_division = _by_division(fake_quantize_decomposed_wide)

@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arithmetic import astype, beside, copy, empty, kind
+from npquant.arithmetic import astype, beside, copy, empty, following, kind
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Module, check_shape, key_of, value_of
@@ -435,7 +435,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             if kind(scale)[0] != (channels,):
                 scale, zero_point = np.ones(channels, _FLOAT), np.zeros(channels, _INT32)
         low, high, scale, zero_point = (
-            copy(beside(x, v)) for v in (low, high, scale, zero_point)
+            copy(following(x, v)) for v in (low, high, scale, zero_point)
         )  # fmt: skip
         return low, high, scale, zero_point
 

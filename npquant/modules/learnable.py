@@ -10,7 +10,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arithmetic import astype, beside, full_like, kind, maximum, reshape, rounded
+from npquant.arithmetic import astype, beside, following, full_like, kind, maximum, reshape, rounded
 from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.meta import ArraySpec
@@ -303,13 +303,13 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             if data.size and not isinstance(data, ArraySpec):
                 self._estimate(data)
         else:
-            _replace(self.scale, self._scale())
+            _replace(self.scale, self._scale(data))
         if not self._on("fake_quant_enabled") or data.size == 0:
             return x
         scale: Any = self.scale
         zero_point: Any = self.zero_point
         if self._symmetric:
-            _replace(self.zero_point, self._zero_point())
+            _replace(self.zero_point, self._zero_point(data))
         for parameter in (self.scale, self.zero_point):
             parameter.value = beside(data, parameter.value)
         if self._symmetric or not self._on("learning_enabled"):
@@ -342,16 +342,18 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _symmetric(self) -> bool:
         return self.activation_post_process._symmetric
 
-    def _scale(self) -> Array:
-        """The scale that is used: not below eps."""
-        least: Array = maximum(self.scale.value, float(self.eps[0]))
+    def _scale(self, beside: Array | None = None) -> Array:
+        """The scale that is used, perhaps beside data: not below eps."""
+        scale = self.scale.value if beside is None else following(beside, self.scale.value)
+        least: Array = maximum(scale, float(self.eps[0]))
         return least
 
-    def _zero_point(self) -> Array:
+    def _zero_point(self, beside: Array | None = None) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
         z = self.zero_point.value
         if not self._symmetric:
             return z
+        z = z if beside is None else following(beside, z)
         middle: Array = full_like(z, self.activation_post_process._middle)
         return middle
 
@@ -481,5 +483,6 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 def _replace(parameter: Parameter, array: Array) -> None:
     """Change the array of a parameter; a tape may still need the old one."""
     value = parameter.value
-    if not (isinstance(value, np.ndarray) and np.array_equal(value, array, equal_nan=True)):
+    on_host = isinstance(value, np.ndarray) and isinstance(array, np.ndarray)
+    if not (on_host and np.array_equal(value, array, equal_nan=True)):
         parameter.value = array

@@ -601,7 +601,7 @@ def adaround_regularizer_backward(
     v = alone(V, out)
     b = checks.at_least(beta, "beta", 1.0, type(v), checks.BEYOND[v.dtype])
     if checks.on_device(weight):  # the gradient of a sum that is there too
-        w = checks.cast(checks.parameters(weight, "weight", _ONE, v), v.dtype)
+        w = checks.cast(checks.parameters(weight, "weight", checks.ONE, v), v.dtype)
     else:
         w = checks.finite(weight, "weight", type(v), checks.BEYOND[v.dtype])
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight), "V")
@@ -614,8 +614,6 @@ def adaround_regularizer_backward(
 # --- what they share --------------------------------------------------------------------------
 
 
-#: The shapes that qparams of a channel or a group may have; none where they are numbers.
-_ONE = (1,), ()
 #: What `out` must be apart from.
 _SCALE, _ALL, _GRADIENT = ("scale",), ("V", *checks.QPARAM), ("grad", "V", *checks.QPARAM)
 #: Dtypes of scales and zero points, as they mostly come.
@@ -666,7 +664,7 @@ def _plan(
     kinds = kinds if shapes else kinds + PYTHON_NUMBERS
     backward = kernel == "adaround_soft_backward"
     form = Form(
-        kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or _ONE,
+        kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or checks.ONE,
         constants, (name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
         _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
@@ -688,7 +686,7 @@ def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
     """Scales in the precision of the computation."""
     double = x.dtype == dtypes.float64
     if not shapes and checks.on_device(scale):
-        shapes = _ONE
+        shapes = checks.ONE
     if not shapes:
         return checks.scale_in(dtypes.compute(x.dtype), scale, kind=type(x))
     if not double:
@@ -698,7 +696,7 @@ def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
 
 def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: int) -> Any:
     if not shapes and checks.on_device(zero_point):
-        shapes = _ONE
+        shapes = checks.ONE
     if not shapes:
         return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
     z = checks.parameters(zero_point, "zero_point", shapes, x)

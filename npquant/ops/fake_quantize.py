@@ -16,9 +16,6 @@ from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_
 
 #: Of zero points on a GPU.
 _INTEGERS = dtypes.int32, dtypes.int64
-#: What `out` must be apart from.
-#: The shapes that the qparams of one tensor mostly have.
-_ONE: checks.Shapes = ((1,), ())
 
 
 def fake_quantize_per_tensor_affine(
@@ -298,9 +295,9 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
     if type(z) is not int:  # on a GPU, where nobody looks how large it is
         names = names[0], "wide", "wide"
-    elif z > checks.EXACT32 or z < -checks.EXACT32:
-        names = checks.affine_precision(x.dtype, *constants[:2], z)
-    y, mask = checks.output_and_mask(x)
+    elif z > dtypes.EXACT32 or z < -dtypes.EXACT32:
+        names = dtypes.affine_precision(x.dtype, *constants[:2], z)
+    y, mask = checks.output_and_mask(x, True)
     lib = backend.of(x)
     if not enabled:
         lib.copy(x, y, mask)
@@ -895,10 +892,7 @@ def _per_tensor(
     else:
         s = checks.scale_float32(scale, kind=type(x))
         z = checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
-    if masked:
-        y, mask = checks.output_and_mask(x)
-    else:
-        y, mask = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point)), None
+    y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
     run, given = getattr(backend.of(x), kernel), out is not None
     run(layout.PER_TENSOR, x, s, z, constants, names, y, mask, given=given)
     return y, mask
@@ -923,11 +917,11 @@ def _tensor(
     Of qparams in arrays, the zero point may be any integer.
     """
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    names, constants = checks.affine_precision(dtype, lo, hi), (lo, hi, 0)
+    names, constants = dtypes.affine_precision(dtype, lo, hi), (lo, hi, 0)
     kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
-    exact = -checks.EXACT32, checks.EXACT32
+    exact = -dtypes.EXACT32, dtypes.EXACT32
     shapes, kinds, within = (
-        (_ONE, dtypes.CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
+        (checks.ONE, dtypes.CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
     )
     form = Form(
         kernel, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds, within,
@@ -950,12 +944,12 @@ def _channels(
     granularity, shapes = found = checks.channels(shape, axis)
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
-    constants, names = (lo, hi, 0), checks.affine_precision(dtype, lo, hi)
+    constants, names = (lo, hi, 0), dtypes.affine_precision(dtype, lo, hi)
     divide, given = checks.divides(rounding), checks.QPARAM
     at_once: FastPath = no_fast_path
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
-        within, given = (-checks.EXACT32, checks.EXACT32), checks.QPARAMS
+        within, given = (-dtypes.EXACT32, dtypes.EXACT32), checks.QPARAMS
     if not decomposed or names[2] == "float32":
         form = Form(
             kernel + "_by_division" * divide, shape, dtype, *found, constants, names, dtype,
@@ -1000,10 +994,7 @@ def _per_channel(
             z = checks.int32s(z, "zero_point")
         qparams = s, z
     s, z = qparams
-    if masked:
-        y, mask = checks.output_and_mask(x)
-    else:
-        y, mask = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point)), None
+    y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
     kernel(granularity, x, s, z, constants, names, y, mask, given=out is not None)
     return y, mask
 
@@ -1022,7 +1013,7 @@ def _decomposed(
         return done
     double, qparams, kernel = x.dtype == dtypes.float64, None, "fake_quantize_decomposed"
     if names[2] == "float32":
-        end = checks.EXACT32
+        end = dtypes.EXACT32
         qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, -end, end, x)
     if qparams is None:
         kernel += "_wide"
@@ -1033,10 +1024,7 @@ def _decomposed(
         qparams = s, checks.int32s(z, "zero_points")
     s, z = qparams
     run = getattr(backend.of(x), kernel + "_by_division" * divide)
-    if masked:
-        y, mask = checks.output_and_mask(x)
-    else:
-        y, mask = checks.output(out, x, x.dtype, checks.QPARAMS, (scales, zero_points)), None
+    y, mask = checks.output_and_mask(x, masked, out, checks.QPARAMS, (scales, zero_points))
     code = "float64" if double else "float32"
     names, given = ("float32", code, code), out is not None
     run(granularity, x, s, z, constants, names, y, mask, given=given)

@@ -20,11 +20,10 @@ from npquant.cpu.extremes import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST
 from npquant.cpu.qparams import TOGETHER, few
-from npquant.cpu.strided import PIECE
+from npquant.cpu.strided import GATHERED
 from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
-from npquant.cpu.walk import PIECE as MOST
-from npquant.cpu.walk import contiguous, plain
+from npquant.cpu.walk import PIECE, contiguous, plain
 from npquant.dtypes import DType
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 from npquant.meta import ArraySpec
@@ -117,7 +116,7 @@ def ways(
     n, axes = prod(shape), tuple(range(len(shape)))
 
     def in_c_order(x: Any, *rest: Any) -> Any:
-        if n > MOST:
+        if n > PIECE:
             return None
         if updated:  # which no kernel sees of a copy
             for a in rest[1:]:
@@ -269,7 +268,7 @@ def fast_path(kind: type, form: Form) -> FastPath:
             w = v if y is x else y.transpose(order)
             as_they_lie = plain(v) and w.flags.carray
             return (y, None) if as_they_lie and lying(v, scale, zero_point, w) else None
-        if n > MOST or not y.flags.carray:
+        if n > PIECE or not y.flags.carray:
             return None
         return call(tuple(map(contiguous, x)) if several else x.copy(), scale, zero_point, y)
 
@@ -307,7 +306,7 @@ def fast_path(kind: type, form: Form) -> FastPath:
         if out is None:
             y = _empty(shape, target)
         else:
-            if out is x and n > PIECE:  # which is better done in pieces
+            if out is x and n > GATHERED:  # which is better done in pieces
                 return None
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
             y = checks.output(out, u, target, names, (*others, *qparams))
@@ -366,7 +365,7 @@ def fast_backward(
         if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
             return None
         if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
-            return by_strides[x.strides](data, scale, zero_point) if n <= MOST else None
+            return by_strides[x.strides](data, scale, zero_point) if n <= PIECE else None
         if not (
             type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
@@ -388,7 +387,7 @@ def fast_backward(
         return results if good else None
 
     # The sums of more are made as they lie.
-    turned = _in_c_order if n <= PIECE else _not_at_once
+    turned = _in_c_order if n <= GATHERED else _not_at_once
     by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, turned, place=1)
     return call
 
@@ -430,7 +429,7 @@ def fast_choice(
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return by_strides[x.strides](x) if n <= MOST or channels == 1 else None
+            return by_strides[x.strides](x) if n <= PIECE or channels == 1 else None
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         compiled[key](channels, inner, x, lo, hi, eps, middle, scale, zero_point)
         return scale, zero_point
@@ -456,7 +455,9 @@ def fast_dynamic(
     One kernel does both with a row, and all is looked at when it is done; None if it cannot.
     """
     n, inner = prod(shape), shape[-1] if shape else 1
-    if kind not in (np.ndarray, ArraySpec) and dtype not in dtypes.INTEGERS:
+    if kind is ArraySpec or dtype in dtypes.INTEGERS:
+        return no_fast_path
+    if kind is not np.ndarray:
         from npquant.cuda import dynamic as on_gpu
 
         code = dtypes.compute(dtype).name
@@ -464,11 +465,7 @@ def fast_dynamic(
             kernel, shape, dtype, bounds, eps, results, kinds, constants, code, target
         )
         return found or no_fast_path
-    if (
-        kind is not np.ndarray
-        or dtype in dtypes.INTEGERS
-        or not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize)
-    ):
+    if not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize):
         return no_fast_path
     run = getattr(dynamic, kernel)[folds(inner)]
     key = dtype, *kinds, dtypes.compute(dtype).name, target
@@ -478,7 +475,7 @@ def fast_dynamic(
 
     def call(x: Array) -> tuple[Array, Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return by_strides[x.strides](x) if n <= MOST else None
+            return by_strides[x.strides](x) if n <= PIECE else None
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
@@ -594,7 +591,7 @@ def fast_rows(
         x: Array, observing: bool, low: Any, high: Any, scale: Any, zero_point: Any
     ) -> tuple[Array, Any] | None:
         if not (x.flags.carray or plain(x)):
-            if n > MOST:
+            if n > PIECE:
                 return None
             return by_strides[x.strides](x, observing, low, high, scale, zero_point)
         if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):

@@ -269,7 +269,7 @@ def _plan(
     """
     c = checks.finite(averaging_const, "averaging_const", kind)
     bounds = _int32_bounds(quant_min, quant_max, kind)
-    names = checks.affine_precision(dtype, *bounds)
+    names = dtypes.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     kernel = "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm"
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
@@ -279,7 +279,7 @@ def _plan(
             kernel, kind, shape, dtype, rows, lengths, c, bounds, SMALL_SCALE, names[2], masked
         )
         return rows, lengths, True, c, bounds, names, symmetric, at_once
-    whole, shapes = layout.whole(prod(shape)), ((1,), ())
+    whole, shapes = layout.whole(prod(shape)), checks.ONE
     at_once = fast_step(
         kernel, kind, shape, dtype, shapes, c, bounds, SMALL_SCALE, names, _ZERO_POINTS, masked
     )

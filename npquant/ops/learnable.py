@@ -15,11 +15,8 @@ from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import Form, fast_backward, fast_path
 
-#: The shapes that the qparams of one tensor may have.
-_ONE: checks.Shapes = ((1,), ())
 #: What `zero_point_rounding` may be.
 ZERO_POINT_ROUNDINGS = ("pytorch", "nearest")
-#: What `out` must be apart from.
 
 
 def fake_quantize_learnable_per_tensor_affine(
@@ -105,7 +102,7 @@ def fake_quantize_learnable_per_tensor_affine(
     if done is not None:
         return done[0]
     if checks.any_on_device(x, scale, zero_point):
-        s, z = checks.learned_qparams(scale, zero_point, _ONE, x)
+        s, z = checks.learned_qparams(scale, zero_point, checks.ONE, x)
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
     y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
@@ -832,7 +829,7 @@ _Plan = tuple[
 
 @checks.remembered
 def _per_tensor(shape: tuple[int, ...], *told: Any) -> _Plan:
-    return _plan(shape, (layout.whole(prod(shape)), _ONE), "_per_tensor", *told)
+    return _plan(shape, (layout.whole(prod(shape)), checks.ONE), "_per_tensor", *told)
 
 
 @checks.remembered
@@ -863,7 +860,7 @@ def _plan(
     bounds = checks.bounds_around_zero if rounding else checks.bounds
     lo, hi = bounds(quant_min, quant_max, kind)
     factor = checks.finite(grad_factor, "grad_factor", kind)
-    code = checks.precision(dtype, lo, hi)
+    code = dtypes.precision(dtype, lo, hi)
     names = "float32", "float32", code
     if rounding:
         constants = lo, hi, factor

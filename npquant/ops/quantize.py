@@ -812,11 +812,8 @@ def dequantize_per_channel_group(
 
 # --- what they share --------------------------------------------------------------------------
 
-#: What `out` must be apart from.
-
-
 #: Zero points up to here, and their differences with codes, are exact in float32.
-_SMALL = checks.EXACT32
+_SMALL = dtypes.EXACT32
 #: What stands for the bounds of codes, and in which precision, where nothing is clamped.
 _NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
 

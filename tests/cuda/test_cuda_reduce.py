@@ -11,10 +11,9 @@ if not config.ENABLE_CUDASIM:
 from simulated import both, download, upload
 
 from npquant import cpu, cuda, layout
-from npquant.cpu.sums import GROUP
 from npquant.cuda import learnable, metrics, reduce
 from npquant.cuda import sums as twins
-from npquant.layout import TILE
+from npquant.layout import GROUP, TILE
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 

@@ -16,6 +16,7 @@ from npquant.arithmetic import (
     copy,
     empty,
     flat,
+    following,
     kind,
     maximum,
     minimum,
@@ -331,8 +332,8 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
 def widened(observer: Observer, least: Array, greatest: Array) -> tuple[Array, Array]:
     """The range of an observer as it is kept when it has reached to these extremes."""
     if not observer._unset:
-        least = minimum(least, beside(least, flat(observer.min_val)))
-        greatest = maximum(greatest, beside(greatest, flat(observer.max_val)))
+        least = minimum(least, flat(following(least, observer.min_val)))
+        greatest = maximum(greatest, flat(following(greatest, observer.max_val)))
     return observer._shaped(least, greatest)
 
 

@@ -43,9 +43,17 @@ class _CountingObserver(Observer):
     exponent: Array
 
     def __init__(
-        self, bins: int, ch_axis: int | None, dtype: Any, qscheme: str | None, reduce_range: bool,
-        quant_min: int | None, quant_max: int | None, eps: float,
-    ) -> None:  # fmt: skip
+        self,
+        bins: int = 4096,
+        ch_axis: int | None = None,
+        dtype: Any = np.uint8,
+        qscheme: str | None = None,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        *,
+        eps: float = EPS,
+    ) -> None:
         self.bins = checks.within(bins, "bins", 16, 2**24)
         if self.bins & (self.bins - 1):
             raise ValueError(f"bins must be a power of two, got {self.bins}")
@@ -262,7 +270,7 @@ class PercentileObserver(_CountingObserver):
             raise ValueError(
                 f"percentile must be more than 50 and at most 100, got {self.percentile}"
             )
-        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps)
+        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps)
 
     def _method(self, lib: Any) -> tuple[Any, Any, float]:
         return lib.clip_percentile, lib.clip_percentile_symmetric, self.percentile
@@ -341,20 +349,6 @@ class MSEObserver(_CountingObserver):
     >>> print(f"{scale.item():.2f}")
     0.14
     """
-
-    def __init__(
-        self,
-        bins: int = 4096,
-        ch_axis: int | None = None,
-        dtype: Any = np.uint8,
-        qscheme: str | None = None,
-        reduce_range: bool = False,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        *,
-        eps: float = EPS,
-    ) -> None:
-        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps)
 
     def _method(self, lib: Any) -> tuple[Any, Any, float]:
         return lib.clip_mse, lib.clip_mse_symmetric, float(self.eps[0])
@@ -454,7 +448,7 @@ class EntropyObserver(_CountingObserver):
         *,
         eps: float = EPS,
     ) -> None:
-        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps)
+        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps)
         codes = self.quant_max - self.quant_min + 1
         if self.bins < 4 * codes:
             raise ValueError(f"bins must be at least four times the {codes} codes, got {self.bins}")
