@@ -135,12 +135,12 @@ def gptq(
         raise ValueError(f"weight must be finite in float32, as its scales are, got {peak}")
     if w.size == 0:
         return w.copy(), np.empty(w.shape, np.int32)
-    reach = np.abs(h).max()
-    if not 2.0**-500 < reach < 2.0**500:  # its inverse might leave float64; its size is all one
+    dead, reach = np.diag(h) == 0, float(np.abs(h).max())
+    # What is added to it, or its inverse, might leave float64; its size is all one.
+    if not (reach > 2.0**-500 and reach * max(damp, 1.0) < 2.0**500):
         h = np.ldexp(h, -np.frexp(reach)[1])
 
     left = w.astype(np.float64)
-    dead = np.diag(h) == 0
     mean = float(np.mean(np.diag(h)))
     h[dead, dead] = mean or 1.0
     left[:, dead] = 0

@@ -200,11 +200,11 @@ class _Optimizer:
             value = getattr(other, name)
             _of_numbers(name, value)
             state = {**state, name: self._checked(name, value)}
+        entries = []
         for i, entry in enumerate(other._state):
             other._value(i)
-            if type(entry) is not dict or entry:
-                other._entry(i, entry)
-        self.__dict__.update(state)
+            entries.append(other._entry(i, entry) if type(entry) is not dict or entry else {})
+        self.__dict__.update(state, _state=entries)
 
     def _entry(self, i: int, entry: Any) -> dict[str, Any]:
         """The checked state of a parameter."""

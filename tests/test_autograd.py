@@ -512,6 +512,32 @@ def test_adaround_loss_on_one_tape():
     assert tape.gradient(both, V) == pytest.approx(expected, rel=2**-21)
 
 
+class Odd(np.ndarray):
+    """An array whose operators are others."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        return "odd"
+
+
+@pytest.mark.parametrize(
+    "step", [ag.add, ag.mul, ag.matmul, ag.linear, ag.mse_loss, ag.relu, ag.sigmoid]
+)
+def test_arrays_whose_class_computes_otherwise(step):
+    """They are the arrays that they are views of, going back as going forth."""
+    several = 1 if step in (ag.relu, ag.sigmoid) else 2
+    arrays = [np.array([[1.0, -2], [3, 4 + k]]) for k in range(several)]
+    found = []
+    for given in (arrays, [a.view(Odd) for a in arrays]):
+        with ag.Tape() as tape:
+            for a in given:
+                tape.watch(a)
+            y = tape.apply(step, *given)
+        found.append([y, *tape.gradient(y, given, np.ones(y.shape))])
+    for expected, got in zip(*found, strict=True):
+        assert type(got) is np.ndarray
+        assert_same(got, expected)
+
+
 def test_parameters_are_no_arrays():
     """NumPy would save an object of Python, or compute what no tape sees."""
     p = ag.Parameter(np.ones(3))

@@ -244,6 +244,21 @@ def test_groups_stand_in_place_of_an_axis():
             gptq(WEIGHT, GRAM, s, z, *BITS, axis=wrong, group_size=4)
 
 
+def test_the_size_of_gram_makes_no_difference():
+    """Not beside a damping that is large, nor where another square is so small that it is lost."""
+    weight, gram = problem()
+    args = (0.5, 0, *BITS)
+    exponent = int(np.frexp(np.abs(gram).max())[1])
+    for damping in (0.01, 1e160):
+        expected = gptq(weight, gram, *args, axis=None, damping=damping)
+        for size in (2.0**-600, 2.0 ** (498 - exponent), 2.0**600):
+            got = gptq(weight, gram * np.float64(size), *args, axis=None, damping=damping)
+            assert_same(got, expected)
+    far = np.diag([2.0**600, 2.0**-500])
+    weight = np.array([[1.6, 1.6]], F32)
+    assert gptq(weight, far, 1.0, 0, *BITS, axis=None)[1].tolist() == [[2, 2]]
+
+
 def test_without_damping_a_singular_matrix_is_refused():
     """Not silently helped along."""
     gram = np.ones((8, 8))

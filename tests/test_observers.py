@@ -797,7 +797,8 @@ def test_wrong_argument(call, error, message):
         call()
 
 
-INT8 = {"dtype": np.int8}
+INT8, SYMMETRIC = {"dtype": np.int8}, {"qscheme": "per_tensor_symmetric"}
+ALL_OF_UINT8 = {"quant_min": 0, "quant_max": 255}
 
 
 @pytest.mark.parametrize(
@@ -814,9 +815,12 @@ INT8 = {"dtype": np.int8}
         (MSEObserver, "bins", {"bins": 64}, {}),
         (MSEObserver, "ch_axis", {"ch_axis": 0}, {"ch_axis": 1}),
         (PercentileObserver, "percentile", {}, {"percentile": 99.9}),
+        (MSEObserver, "zero point 128,", SYMMETRIC, SYMMETRIC | ALL_OF_UINT8),
+        (MinMaxObserver, "zero point 127,", SYMMETRIC | ALL_OF_UINT8, SYMMETRIC),
     ],
 )  # fmt: skip
 def test_other_settings_do_not_merge(kind, name, ours, theirs):
+    """Nor bounds that are those of the dtype, but were given, and make another zero point."""
     with pytest.raises(ValueError, match=f"other must have the {name} "):
         kind(**ours).merge(kind(**theirs))
     kind(**theirs).merge(kind(**theirs))

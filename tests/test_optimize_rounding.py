@@ -680,6 +680,9 @@ ERRORS = {
     "held_out from the end": (
         {"held_out": np.array([3, -1])}, ValueError, "held_out must lie within 0..19, got -1..3"),
     "held_out floats": ({"held_out": np.array([1.0, 2])}, TypeError, "held_out must have a dtype"),
+    "held_out masked": (
+        {"held_out": np.ma.array([0, 99], mask=[0, 1])}, TypeError,
+        "held_out must be a NumPy array, got MaskedArray"),
     "held_out a word": ({"held_out": "some"}, TypeError, "held_out must be a number or an array"),
     "held_out a share beside a Gram": (
         {"inputs": Gram(GRAM), "held_out": 0.2}, TypeError, "held_out must be a Gram or None"),

@@ -11,7 +11,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import autograd as ag
-from npquant import checks, cpu
+from npquant import checks, cpu, dtypes
 from npquant.adaround.layers import (
     Gram,
     Grid,
@@ -29,6 +29,9 @@ from npquant.adaround.layers import (
 from npquant.adaround.loss import MOST_STEPS, AdaroundLoss
 from npquant.errors import show
 from npquant.optim import Adam
+
+#: Dtypes of numbers of rows.
+_ROWS = dtypes.INTEGERS | {np.dtype(np.uint64)}
 
 Array = np.ndarray[Any, Any]
 
@@ -577,9 +580,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
     if isinstance(held_out, Gram):
         raise TypeError("held_out must be a share or indices of rows where inputs is no Gram")
     if isinstance(held_out, np.ndarray) and held_out.ndim == 1:
-        judging = held_out
-        if judging.dtype.kind not in "iu":
-            raise TypeError(f"held_out must have a dtype of integers, got {judging.dtype}")
+        judging = checks.host_array(held_out, "held_out", _ROWS)
         if len(judging) and (judging.min() < 0 or judging.max() >= rows):
             raise ValueError(f"held_out must lie within 0..{rows - 1}, got {judging.min()}.."
                              f"{judging.max()}")  # fmt: skip

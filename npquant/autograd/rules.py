@@ -93,10 +93,15 @@ def _entry(
 # --- functional.py ----------------------------------------------------------------------------
 
 
+def _plain(*values: Any) -> tuple[Any, ...]:
+    """What a step has taken, arrays without the operators that a class of theirs may define."""
+    return tuple(np.asarray(v) if isinstance(v, np.ndarray) else v for v in values)
+
+
 def linear(input: Array, weight: Array, bias: Array | None = None) -> tuple[Array, Any]:
     """y = input @ weight.T + bias."""
     y = functional.linear(input, weight, bias)
-    shape = input.shape
+    (input, weight), shape = _plain(input, weight), input.shape
     return y, (
         lambda grad: (functional.rows(grad) @ weight).reshape(shape),
         lambda grad: functional.rows(grad).T @ functional.rows(input),
@@ -107,6 +112,7 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> tuple[Arra
 def matmul(input: Array, other: Array) -> tuple[Array, Any]:
     """y = input @ other."""
     y = functional.matmul(input, other)
+    input, other = _plain(input, other)
     of_input, of_other = input.shape, other.shape
     return y, (
         lambda grad: summed(grad @ other.swapaxes(-1, -2), of_input),
@@ -125,8 +131,10 @@ def add(input: Any, other: Any) -> tuple[Array, Any]:
 
 def mul(input: Any, other: Any) -> tuple[Array, Any]:
     """y = input * other."""
+    y = functional.mul(input, other)
+    input, other = _plain(input, other)
     of_input, of_other = np.shape(input), np.shape(other)
-    return functional.mul(input, other), (
+    return y, (
         lambda grad: summed(grad * other, of_input),
         lambda grad: summed(grad * input, of_other),
     )
@@ -197,6 +205,7 @@ def flatten(input: Array, start_dim: int = 1) -> tuple[Array, Any]:
 def mse_loss(input: Array, target: Array) -> tuple[Array, Any]:
     """y = mean((input - target)**2)."""
     y = functional.mse_loss(input, target)
+    input, target = _plain(input, target)
     twice = 2 / input.size
     return y, (
         lambda grad: (input - target) * (grad * twice),

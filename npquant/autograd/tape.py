@@ -89,7 +89,7 @@ class Tape:
 
     Results are plain arrays. The tape knows an array by its identity: a slice, a copy or the result
     of a function that was not applied on the tape is another array, with no way back. An array that
-    was an input must keep its values until `gradient` has run.
+    was an input or a result, a mask too, must keep its values until `gradient` has run.
 
     See Also
     --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from npquant.arithmetic import beside, copy, kind, on_host, reshape
 from npquant.autograd import Parameter
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantize
-from npquant.modules.module import Array, key_of, value_of
+from npquant.modules.module import Array, Kinds, key_of, value_of
 from npquant.modules.observers import PER_CHANNEL, PER_TENSOR, MinMaxObserver
 from npquant.modules.observers import PerChannelMinMaxObserver as PerChannel
 
@@ -110,6 +110,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
     """
 
     _parameters = ("V",)
+    _kinds: ClassVar[Kinds] = {**FakeQuantize._kinds, "V": (dtypes.float32, dtypes.float64)}
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         return copy(self.scale), copy(self.zero_point)
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
-        return (dtypes.float32, dtypes.float64) if name == "V" else super()._dtypes(name)
+        return self._kinds[name] if name == "V" else super()._dtypes(name)
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         super()._check_state(prefix, state)

@@ -12,7 +12,7 @@ from npquant import backend, checks, dtypes
 from npquant.arithmetic import astype, beside, copy, empty, following, kind
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Module, check_shape, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
 from npquant.modules.observers import (
     FLOAT_QPARAMS,
     PER_TENSOR,
@@ -54,6 +54,7 @@ class FakeQuantizeBase(Module):
 
     _switches: ClassVar[tuple[str, ...]] = ("fake_quant_enabled", "observer_enabled")
     _buffers = _switches
+    _kinds: ClassVar[Kinds] = dict.fromkeys(_switches, (_SWITCH, dtypes.int64))
     _modules = ("activation_post_process",)
 
     fake_quant_enabled: Array
@@ -239,6 +240,11 @@ class FakeQuantize(FakeQuantizeBase):
     """
 
     _buffers = (*FakeQuantizeBase._buffers, "scale", "zero_point")
+    _kinds: ClassVar[Kinds] = {
+        **FakeQuantizeBase._kinds,
+        "scale": (_FLOAT,),
+        "zero_point": (_FLOAT, _INT32),
+    }
 
     scale: Array
     zero_point: Array
@@ -275,11 +281,21 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
         data = value_of(x)
-        qparams = beside(data, self.scale), beside(data, self.zero_point)
+        if isinstance(data, ArraySpec) and self._on("observer_enabled"):
+            qparams = self._of_spec(data)
+        else:
+            qparams = beside(data, self.scale), beside(data, self.zero_point)
         bounds = self.quant_min, self.quant_max
         if self.is_per_channel:
             return call(nq.fake_quantize_per_channel_affine, x, *qparams, self.ch_axis, *bounds)
         return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
+
+    def _of_spec(self, x: ArraySpec) -> tuple[Any, Any]:
+        """Qparams as an array of this shape will have them."""
+        if not (self.is_per_channel and self.activation_post_process._unset):
+            return self.scale, self.zero_point
+        shape = (x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")],)
+        return ArraySpec(shape, kind(self.scale)[1]), ArraySpec(shape, kind(self.zero_point)[1])
 
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Choose scale and zero point from what was observed.

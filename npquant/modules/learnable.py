@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from npquant.arithmetic import astype, beside, following, full_like, kind, maxim
 from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.fake_quantize import FakeQuantizeBase
-from npquant.modules.module import Array, check_eps, check_shape, value_of
+from npquant.modules.fake_quantize import _SWITCH, FakeQuantizeBase
+from npquant.modules.module import Array, Kinds, check_eps, check_shape, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 
@@ -146,6 +146,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     _parameters = ("scale", "zero_point")
     _switches = (*FakeQuantizeBase._switches, "static_enabled", "learning_enabled")
     _buffers = (*_switches, "eps")
+    _kinds: ClassVar[Kinds] = dict.fromkeys(_switches, (_SWITCH, dtypes.int64)) | {"eps": (_FLOAT,)}
 
     static_enabled: Array
     learning_enabled: Array

@@ -24,6 +24,10 @@ def value_of(x: Any) -> Any:
     return x.value if isinstance(x, Parameter) else x
 
 
+#: Dtypes by name.
+Kinds = Mapping[str, tuple[np.dtype[Any], ...]]
+
+
 class Module:
     """Something with state that arrays pass through.
 
@@ -40,6 +44,8 @@ class Module:
     _parameters: ClassVar[tuple[str, ...]] = ()
     _buffers: ClassVar[tuple[str, ...]] = ()
     _modules: ClassVar[tuple[str, ...]] = ()
+    #: The dtypes that a saved instance may have of these; of others those of real numbers.
+    _kinds: ClassVar[Kinds] = {}
 
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Compute the output for `x`, each step by way of `call`."""
@@ -201,12 +207,14 @@ class Module:
         for name in module._modules:
             _check_module(name, getattr(module, name))
         arrays = {
-            name: _copied(name, _hosted(module._get(name)), REALS) for name in module._names()
+            name: _copied(name, _hosted(module._get(name)), self._kinds.get(name, REALS))
+            for name in module._names()
         }
         module._check("", arrays)
         self.__dict__.update(state)
-        for name in self._buffers:  # a memory map becomes the array that kernels know
-            if isinstance(a := self._get(name), np.ndarray) and type(a) is not np.ndarray:
+        for name in self._buffers:  # as kernels take them: none has gaps, nor is a memory map
+            a = self._get(name)
+            if isinstance(a, np.ndarray) and not (type(a) is np.ndarray and a.flags.carray):
                 self._set(name, arrays[name])
 
     # --- looks --------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ def quantize_per_tensor(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `rounding` is neither word, a scale is not positive and finite in the precision in which
-        it is used, a zero point is not finite, the bounds are in the wrong order or beyond those of
-        `dtype`, or `out` does not fit.
+        it is used, a zero point in an array is not finite, the bounds are in the wrong order or
+        beyond those of `dtype`, or `out` does not fit.
 
     See Also
     --------
@@ -187,9 +187,9 @@ def dequantize_per_tensor(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If a scale is not positive and finite in the precision in which it is used, a zero point is
-        not finite, the bounds are in the wrong order or beyond those of `dtype`, or `out` does not
-        fit.
+        If a scale is not positive and finite in the precision in which it is used, a zero point in
+        an array is not finite, the bounds are in the wrong order or beyond those of `dtype`, or
+        `out` does not fit.
 
     See Also
     --------

@@ -932,6 +932,27 @@ def test_d15_dequantize_per_channel_is_the_older_formula(target, out_dtype):
         assert (ours != theirs).any()
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_d24_a_row_that_is_not_finite(value, symmetric):
+    """PyTorch raises when it has changed its state, but for -inf; the state is the same."""
+    x = np.array([[1, value, 2], [1, 2, 3]], F32)
+    state = (*(np.full(2, v, F32) for v in (np.inf, -np.inf, 1)), np.zeros(2, np.int32))
+    peer, on = tuple(to_torch(a) for a in state), np.ones(1)
+    rest = 0.01, -128, 127, 0, True, symmetric
+    args = to_torch(x), to_torch(on), to_torch(on), *peer, *rest
+    ours, _ = oracle.fused_moving_avg_obs_fake_quant_cachemask(x, on, on, *state, *rest)
+    op = torch.fused_moving_avg_obs_fake_quant
+    if value == -np.inf:
+        cases.assert_same(ours, to_numpy(op(*args)))
+    else:
+        with pytest.raises(RuntimeError, match="must be between"):
+            op(*args)
+    cases.assert_same(state, tuple(to_numpy(a) for a in peer))
+    assert not np.isfinite(ours[0]).any()
+    np.testing.assert_array_equal(ours[1], [1, 2, 3])
+
+
 def test_d29_uint32_depends_on_the_length():
     op = decomposed.convert_element_type.no_fuse
     for value, alone, among in ((-3e9, 1294967296, 2147483648), (5e9, 705032704, 0)):

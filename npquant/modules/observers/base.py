@@ -26,7 +26,7 @@ from npquant.arithmetic import (
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Module, check_eps, check_shape, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, check_eps, check_shape, key_of, value_of
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -66,6 +66,7 @@ class Observer(Module):
         "dtype", "qscheme", "quant_min", "quant_max", "reduce_range", "ch_axis",
     )  # fmt: skip
     _buffers: ClassVar[tuple[str, ...]] = ("eps", "min_val", "max_val")
+    _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
 
     #: Why observers of a class cannot be merged, if they cannot.
     _unmergeable: ClassVar[str] = ""
@@ -258,6 +259,11 @@ class Observer(Module):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(f"other must have the {name} {show(ours)}, got {show(theirs)}")
+        if self._symmetric and self._middle != other._middle:
+            raise ValueError(
+                f"other must have the zero point {self._middle}, got {other._middle}: bounds were "
+                "given to one of both, whose middle it is"
+            )
         if self.eps != other.eps:
             raise ValueError(f"other must have the eps {self.eps[0]}, got {other.eps[0]}")
         if other._unset:

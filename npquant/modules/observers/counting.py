@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npquant import backend, checks
+from npquant import backend, checks, dtypes
 from npquant.errors import show
 from npquant.layout import Granularity
-from npquant.modules.module import Array, check_shape, key_of
+from npquant.modules.module import Array, Kinds, check_shape, key_of
 from npquant.modules.observers.base import (
     EPS,
     PER_CHANNEL,
@@ -38,6 +38,11 @@ class _CountingObserver(Observer):
     _schemes = (*PER_TENSOR, *PER_CHANNEL)
     _settings = (*Observer._settings, "bins")
     _buffers = ("eps", "histogram", "exponent", "min_val", "max_val")
+    _kinds: ClassVar[Kinds] = {
+        **Observer._kinds,
+        "histogram": (dtypes.int64,),
+        "exponent": (dtypes.int32,),
+    }
 
     histogram: Array
     exponent: Array

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from npquant import backend, checks, dtypes
 from npquant.errors import show
 from npquant.layout import Granularity
-from npquant.modules.module import Array, check_shape, key_of
+from npquant.modules.module import Array, Kinds, check_shape, key_of
 from npquant.modules.observers.base import (
     EPS,
     FLOAT,
@@ -100,6 +100,7 @@ class HistogramObserver(Observer):
     _schemes = PER_TENSOR
     _settings = (*Observer._settings, "bins")
     _buffers = ("eps", "histogram", "min_val", "max_val")
+    _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
     _unmergeable = (
         "its bins are spread over others whenever the range grows, so they depend on the order in "
         "which arrays came; an MSEObserver can be"
