@@ -115,3 +115,7 @@ def test_extremes_are_found_wherever_they_are(fetched, dtype):
         x[at], x[-1 - at] = -100, 155
         assert find(Granularity(1, x.size, None), x) == (-100, 155), at
         x[at] = x[-1 - at] = 0
+    rows = x[: x.size // 100 * 100].reshape(-1, 100)
+    rows[:, 7], rows[:, 98] = -np.arange(1, 1 + len(rows)) % 1000, np.arange(len(rows)) % 999
+    found = find(Granularity(len(rows), 100, None), rows)
+    assert_same(found, (np.minimum(rows[:, 7], 0), np.maximum(rows.max(1), 0)))

@@ -18,11 +18,12 @@ import oracle
 from calls import CALLS, PARAMETERS, arguments, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
-from npquant.cpu.extremes import EVEN, FOLDED, SHORT, folds, minmax
+from npquant.cpu.extremes import minmax
+from npquant.cpu.folded import LONGEST, MANY, folds
 from npquant.cpu.qparams import ROWS, TOGETHER
 from npquant.cpu.target import GRAIN
 from npquant.formulas import quantize as formulas
-from npquant.layout import per_channel, per_token
+from npquant.layout import LANES, per_channel, per_token
 
 F16, BF16, F32, F64 = FLOATS
 #: Those first that a default run pairs with everything.
@@ -1043,27 +1044,44 @@ def test_extremes_of_columns_in_any_tile(place):
 @pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_extremes_of_rows_that_are_folded(dtype, find):
-    """The extremes, a NaN and an infinity in every place of a row; and rows that are too long."""
-    for inner in range(EVEN, SHORT + 2 * EVEN, EVEN):
-        assert folds(inner) == (inner <= SHORT)
-        rows, odd = 4 * FOLDED // EVEN + 3 * inner, np.array([np.nan, np.inf, -np.inf], dtype)
+    """A NaN and the infinities in every place of a row; and rows that are too short or too long."""
+    for inner in (*range(LANES - 1, 3 * LANES + 2), 64, 100, 128, LONGEST, LONGEST + 1):
+        assert folds(inner) == (LANES <= inner <= LONGEST)
+        places = np.arange(inner) if inner < LONGEST else np.arange(1, inner, 97)
+        odd = np.repeat(np.array([np.nan, np.inf, -np.inf], dtype), len(places))
+        rows, place = len(odd) + 2 * MANY + 5, np.tile(places, 3)
         x = np.random.default_rng(inner).normal(0, 9, (rows, inner)).astype(dtype)
-        wide, row = x.astype(F64), np.arange(rows - 3 * inner, rows)
-        x[row, row % inner] = odd[np.arange(3 * inner) // inner]
+        wide, row = x.astype(F64), np.arange(rows - len(odd), rows)
+        x[row, place] = odd
         if find is minmax:
-            wide[row, row % inner] = x[row, row % inner]
+            wide[row, place] = odd
         else:  # what is not finite is not seen
-            wide[row, row % inner] = wide[row, (row + 1) % inner]
+            wide[row, place] = wide[row, (place + 1) % inner]
         least, greatest = find(per_token(x.shape), x)
         assert_same(least, wide.min(1).astype(dtype), inner)
         assert_same(greatest, wide.max(1).astype(dtype), inner)
+
+
+@pytest.mark.parametrize(
+    "dtype", **named((F32, F16, BF16, np.int8, np.uint8, np.uint16, np.int32, np.int64))
+)
+def test_extremes_of_folded_rows_in_every_place(dtype):
+    """Of integers too; of rows that lie as they do, and of those of which it is every second."""
+    for inner in (LANES, LANES + 1, 40, 100):
+        x = np.random.default_rng(inner).integers(1, 99, (3 * inner, inner)).astype(dtype)
+        row, dtype = np.arange(len(x)), np.dtype(dtype)
+        ends = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-7, 120)
+        x[row, row % inner], x[row, (row + row // inner + 1) % inner] = ends
+        for lay in (x, np.repeat(x, 2, axis=1)[:, ::2]):
+            least, greatest = minmax(per_token(x.shape), lay)
+            assert_same((least, greatest), (x.min(1), x.max(1)), inner)
 
 
 @pytest.mark.parametrize("op", ["choose_qparams_per_token", "choose_qparams_per_token_asymmetric"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_choose_qparams_of_many_rows(dtype, op):
     """Folded or not, of which some wait together: in one call, and in several."""
-    for inner in (1, 2, 16, 24, SHORT, SHORT + EVEN):
+    for inner in (1, 2, LANES - 1, LANES, 24, 64, LONGEST, LONGEST + 1):
         for rows in (2, ROWS, ROWS + 1, TOGETHER // inner + 1):
             x = np.random.default_rng(rows).normal(0, 9, (rows, inner)).astype(dtype)
             agree(op, x, np.int8, note=x.shape)

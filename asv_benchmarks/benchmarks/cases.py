@@ -172,6 +172,7 @@ LAYOUTS: dict[str, Make] = {
     "token": lambda n: per_token(*_rows(n)),
     "token, float64 scales": lambda n: per_token(*_rows(n), wide=True),
     "tokens of 32": lambda n: per_token(max(1, n // 32), min(n, 32)),
+    "tokens of 100": lambda n: per_token(max(1, n // 100), min(n, 100)),
     **{
         f"token, {order}": lambda n, order=order: per_token(*_split(*_rows(n), order), order=order)
         for order in ORDERS

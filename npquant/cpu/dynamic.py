@@ -11,6 +11,7 @@ from typing import Any
 from numba import types
 
 from npquant.cpu.checks import usual
+from npquant.cpu.folded import folds
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.qparams import ROWS, Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cpu.quantize import per_token
@@ -20,6 +21,8 @@ from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 #: Rows of one element at most: more have a faster way. Bytes of a row at most, or no cache of a
 #: core holds it, and threads may have none. (Measured.)
 MOST_OF_ONE, LONGEST = 256, 1 << 18
+#: Rows of which nothing is guessed.
+BLOCKS = 16, 32, 48, 64
 
 
 def one_pass(rows: int, inner: int, itemsize: int) -> bool:
@@ -32,8 +35,6 @@ def one_pass(rows: int, inner: int, itemsize: int) -> bool:
 class Dynamic:
     """x -> the scale and the zero point of each row, and its codes.
 
-    The kernels are `rows`, by whether these are folded.
-
     Parameters
     ----------
     choice : Choose
@@ -43,8 +44,8 @@ class Dynamic:
     """
 
     def __init__(self, choice: Choose, quantize: Guessed) -> None:
-        def kernel(run: Callable[..., Any], name: str, short: bool = False) -> Kernel:
-            choose = choice.some_rows[short]
+        def kernel(run: Callable[..., Any], name: str, folds: bool, blocks: bool = False) -> Kernel:
+            choose = choice.some_rows[folds]
 
             def rows(
                 begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
@@ -52,7 +53,7 @@ class Dynamic:
                 zero_point: Any, y: Any,
             ) -> Any:  # fmt: skip
                 """Items (row); whether the first `look` qparams are `usual`, when all is done."""
-                some, items = max(1, min(GRAIN // inner, ROWS)), 1 if short else inner
+                some, items = max(1, min(GRAIN // inner, ROWS)), 1 if blocks else inner
                 for first in range(begin, end, some):
                     stop = min(first + some, end)
                     choose(first, stop, inner, x, bottom, top, eps, 0, scale, zero_point)
@@ -62,14 +63,19 @@ class Dynamic:
 
             return Kernel(rows, f"{choice.formula.__name__}_{name}", _signature)
 
-        self.rows = {
-            False: Either(
+        self._rows = {
+            folds: Either(
                 lambda x, scale, zero_point, code, y: guessable(x, y, scale),
-                kernel(quantize.guess, "guessed_rows"),
-                kernel(quantize.rule, "rows"),
-            ),
-            True: kernel(quantize.rule_of_blocks, "short_rows", short=True),
+                kernel(quantize.guess, f"guessed_{name}", folds),
+                kernel(quantize.rule, name, folds),
+            )
+            for folds, name in ((False, "rows"), (True, "folded_rows"))
         }
+        self._blocks = kernel(quantize.rule_of_blocks, "short_rows", folds=True, blocks=True)
+
+    def of_rows(self, inner: int) -> Any:
+        """The kernel of rows of `inner` elements."""
+        return self._blocks if inner in BLOCKS else self._rows[folds(inner)]
 
 
 def _signature(x: Any, scale: Any, zero_point: Any, code: str, y: Any) -> Types:
@@ -80,5 +86,5 @@ def _signature(x: Any, scale: Any, zero_point: Any, code: str, y: Any) -> Types:
     )  # fmt: skip
 
 
-dynamic_per_token = Dynamic(choose_per_token, per_token).rows
-dynamic_per_token_asymmetric = Dynamic(choose_per_token_asymmetric, per_token).rows
+dynamic_per_token = Dynamic(choose_per_token, per_token)
+dynamic_per_token_asymmetric = Dynamic(choose_per_token_asymmetric, per_token)

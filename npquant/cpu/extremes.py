@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
+from npquant.cpu.folded import folds, ranges_by_folding
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import (
     AHEAD,
@@ -21,7 +22,6 @@ from npquant.cpu.memory import (
     Borrowed,
     fetch,
     from_line,
-    local,
 )
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, gather
@@ -39,9 +39,6 @@ Array = np.ndarray[Any, Any]
 WIDE = 1024
 #: Extremes of tiles that are kept at a time, where channels lie side by side.
 MANY = 1 << 15
-#: Rows up to SHORT elements, a multiple of EVEN, are folded together, four times FOLDED elements at
-#: a time. (Measured.)
-SHORT, EVEN, FOLDED = 64, 16, 512
 
 
 def _run(
@@ -65,52 +62,6 @@ def _run(
     return called(run)  # type: ignore[no-any-return]
 
 
-def folds(inner: int) -> bool:
-    """Whether rows of `inner` elements are folded together."""
-    return inner <= SHORT and inner % EVEN == 0
-
-
-def _folded(low: Callable[..., Any], high: Callable[..., Any]) -> Callable[..., Any]:
-    """The ranges of short rows.
-
-    Four neighbours at a time are compared in all rows, then four of what is left of them: a loop
-    over a row alone would end before it is in its stride.
-    """
-
-    def folded(x: Any, row: Any, rows: Any, inner: Any, least: Any, greatest: Any, to: Any) -> None:
-        kind = low(x[0])
-        a, b, lo, hi = (
-            local(FOLDED, kind),
-            local(FOLDED, kind),
-            local(FOLDED, kind),
-            local(FOLDED, kind),
-        )
-        one, two, three, four = np.uintp(1), np.uintp(2), np.uintp(3), np.uintp(4)
-        left, some = inner // EVEN, 4 * FOLDED // inner
-        for begin in range(0, rows, some):
-            n = min(some, rows - begin)
-            base = np.uintp((row + begin) * inner)
-            for k in range(np.uintp(n * left * 4)):
-                i = base + four * k
-                p, q, r, s = x[i], x[i + one], x[i + two], x[i + three]
-                a[k] = min(min(low(p), low(q)), min(low(r), low(s)))
-                b[k] = max(max(high(p), high(q)), max(high(r), high(s)))
-            for k in range(np.uintp(n * left)):
-                i = four * k
-                lo[k] = min(min(a[i], a[i + one]), min(a[i + two], a[i + three]))
-                hi[k] = max(max(b[i], b[i + one]), max(b[i + two], b[i + three]))
-            for m in range(n if left > 1 else 0):
-                u, v = lo[m * left], hi[m * left]
-                for k in range(m * left + 1, (m + 1) * left):
-                    u, v = min(u, lo[k]), max(v, hi[k])
-                lo[m], hi[m] = u, v
-            base = np.uintp(to + begin)
-            for k in range(np.uintp(n)):
-                least[base + k], greatest[base + k] = extremes_of(lo[k], hi[k], item(x))
-
-    return called(folded)  # type: ignore[no-any-return]
-
-
 class Extremes:
     """x -> the least and the greatest element of each channel, in one pass.
 
@@ -125,7 +76,7 @@ class Extremes:
     def __init__(
         self, low: Callable[..., Any], high: Callable[..., Any], fetched: bool = FETCHED_TO_READ
     ) -> None:
-        run_on, folded = _run(low, high, fetched), _folded(low, high)
+        run_on, folded = _run(low, high, fetched), ranges_by_folding(fetched)
 
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
@@ -151,7 +102,7 @@ class Extremes:
                 greatest[c, tile] = hi
 
         def short(begin: Any, end: Any, inner: Any, x: Any, least: Any, greatest: Any) -> None:
-            """Tasks (row): the least and the greatest of each, which is short."""
+            """Tasks (row): the least and the greatest of each, which is folded."""
             folded(x, begin, end - begin, inner, least, greatest, begin)
 
         def beside(
@@ -216,6 +167,7 @@ class Extremes:
                 lo, hi = low(packed[0]), high(packed[0])
                 least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
 
+        self._folds = low is key
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
         self._short = Kernel(short, f"extremes_{low.__name__}_short", _short_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
@@ -236,7 +188,7 @@ class Extremes:
             found = Spans(1, count, channels)
         flat = x if axes is None else x.transpose(axes)
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
-        if isinstance(found, Layout) and found.inner == count and folds(count):
+        if isinstance(found, Layout) and found.inner == count and self._folds and folds(count):
             args = count, flat.reshape(x.size), lo, hi
             self._short(channels, x.size, args, (key_of(flat), dtype))
         else:
@@ -331,7 +283,7 @@ def ranges_of_rows(
 
 
 #: The same, by whether rows are folded together.
-ranges: Final = {False: ranges_of_rows, True: _folded(key, key)}
+ranges: Final = {False: ranges_of_rows, True: ranges_by_folding(FETCHED_TO_READ)}
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:

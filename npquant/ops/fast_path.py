@@ -16,7 +16,7 @@ import numpy as np
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
 from npquant.cpu import dynamic
-from npquant.cpu.extremes import folds
+from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST
 from npquant.cpu.qparams import TOGETHER, few
@@ -467,7 +467,7 @@ def fast_dynamic(
         return found or no_fast_path
     if not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize):
         return no_fast_path
-    run = getattr(dynamic, kernel)[folds(inner)]
+    run = getattr(dynamic, kernel).of_rows(inner)
     key = dtype, *kinds, dtypes.compute(dtype).name, target
     large, rows, grain = n * run.work >= PARALLEL_FROM, n // inner, max(1, GRAIN // inner)
     (bottom, top), (lo, hi, nan), (scales, zero_points) = bounds, map(float, constants), kinds
