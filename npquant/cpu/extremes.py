@@ -169,7 +169,7 @@ class Extremes:
 
         self._folds = low is key
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
-        self._short = Kernel(short, f"extremes_{low.__name__}_short", _short_signature)
+        self.short = Kernel(short, f"extremes_{low.__name__}_short", _short_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
         self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _beside_signature)
 
@@ -190,7 +190,7 @@ class Extremes:
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
         if isinstance(found, Layout) and found.inner == count and self._folds and folds(count):
             args = count, flat.reshape(x.size), lo, hi
-            self._short(channels, x.size, args, (key_of(flat), dtype))
+            self.short(channels, x.size, args, (key_of(flat), dtype))
         else:
             if isinstance(found, Spans):
                 least, greatest = self._of_columns(found, flat, kind)

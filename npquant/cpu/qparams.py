@@ -11,6 +11,7 @@ from numba import types
 from npquant.cpu import extremes
 from npquant.cpu.checks import one_reversed
 from npquant.cpu.extremes import ranges
+from npquant.cpu.folded import folds
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import local
 from npquant.cpu.storage import TYPES
@@ -70,7 +71,10 @@ def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
         return extremes.minmax(granularity, x)
     dtype = x.dtype
     least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
-    _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
+    if folds(inner) and channels * inner == x.size:
+        extremes.minmax.short.serial[dtype, dtype](0, channels, inner, x, least, greatest)
+    else:
+        _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
     return least, greatest
 
 
