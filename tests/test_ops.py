@@ -17,6 +17,7 @@ import npquant as nq
 import oracle
 from calls import CALLS, PARAMETERS, arguments, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
+from npquant import cpu
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
 from npquant.cpu.extremes import minmax
 from npquant.cpu.folded import LONGEST, MANY, folds
@@ -1075,6 +1076,15 @@ def test_extremes_of_folded_rows_in_every_place(dtype):
         for lay in (x, np.repeat(x, 2, axis=1)[:, ::2]):
             least, greatest = minmax(per_token(x.shape), lay)
             assert_same((least, greatest), (x.min(1), x.max(1)), inner)
+
+
+@pytest.mark.parametrize("inner", [LANES - 1, LANES, 40])
+def test_extremes_of_few_channels(inner):
+    """Each of one run, which is folded, and of several."""
+    x = np.random.default_rng(inner).normal(size=(3, 5, inner)).astype(F32)
+    for axis, others in ((0, (1, 2)), (1, (0, 2)), (2, (0, 1))):
+        found = cpu.minmax(per_channel(x.shape, axis), x)
+        assert_same(found, (x.min(others), x.max(others)), axis)
 
 
 @pytest.mark.parametrize("op", ["choose_qparams_per_token", "choose_qparams_per_token_asymmetric"])

@@ -1423,7 +1423,7 @@ FAULTS = (
     Fault("cpu/qparams.py",
           "if folds(inner) and channels * inner == x.size:",
           "if folds(inner):",
-          "channels of several runs taken for rows", EXTREMES),
+          "channels of several runs taken for rows", tests("ops", "extremes_of_few_channels")),
     Fault("cpu/folded.py",
           "n = min(some, rows - begin)",
           "n = some",
