@@ -88,8 +88,8 @@ class _Optimizer:
         # All memory first: where there is none, nothing has been updated.
         states = [self._state[i] or self._begun(value) for i, value, _ in pairs]
         for (i, value, gradient), state in zip(pairs, states, strict=True):
-            self._state[i] = state
             self._update(state, value, gradient)
+            self._state[i] = state
 
     def _begun(self, value: Array) -> dict[str, Any]:
         """The state before a first step."""

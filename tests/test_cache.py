@@ -284,6 +284,29 @@ def test_no_warning_without_a_reason(folder):
     assert not cache._warned
 
 
+PARTS = """
+import sys
+import numpy as np
+import npquant
+for inner in map(int, sys.argv[1:]):
+    x = np.random.default_rng(0).normal(size=(40, inner)).astype(np.float32)
+    print(npquant.choose_qparams_per_token(x, np.int8)[0].tobytes().hex())
+"""
+
+
+def test_no_kernel_calls_a_part_of_another(tmp_path):
+    """Parts that are not inlined have names that are others' in another process."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def scales(*lengths):
+        command = [sys.executable, "-c", PARTS, *map(str, lengths)]
+        run = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
+        return run.stdout.split()
+
+    each = [*scales(32), *scales(10)]
+    assert scales(32, 10) == each
+
+
 KEYS = """
 import gc
 import npquant

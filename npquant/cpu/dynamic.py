@@ -21,7 +21,7 @@ from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 #: Rows of one element at most: more have a faster way. Bytes of a row at most, or no cache of a
 #: core holds it, and threads may have none. (Measured.)
 MOST_OF_ONE, LONGEST = 256, 1 << 18
-#: Rows of which nothing is guessed.
+#: Lengths of rows that are quantized in blocks, by the rule alone.
 BLOCKS = 16, 32, 48, 64
 
 
@@ -44,8 +44,10 @@ class Dynamic:
     """
 
     def __init__(self, choice: Choose, quantize: Guessed) -> None:
-        def kernel(run: Callable[..., Any], name: str, folds: bool, blocks: bool = False) -> Kernel:
-            choose = choice.some_rows[folds]
+        def kernel(
+            run: Callable[..., Any], name: str, folding: bool, blocks: bool = False
+        ) -> Kernel:
+            choose = choice.some_rows[folding]
 
             def rows(
                 begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
@@ -64,14 +66,14 @@ class Dynamic:
             return Kernel(rows, f"{choice.formula.__name__}_{name}", _signature)
 
         self._rows = {
-            folds: Either(
+            folding: Either(
                 lambda x, scale, zero_point, code, y: guessable(x, y, scale),
-                kernel(quantize.guess, f"guessed_{name}", folds),
-                kernel(quantize.rule, name, folds),
+                kernel(quantize.guess, f"guessed_{name}", folding),
+                kernel(quantize.rule, name, folding),
             )
-            for folds, name in ((False, "rows"), (True, "folded_rows"))
+            for folding, name in ((False, "rows"), (True, "folded_rows"))
         }
-        self._blocks = kernel(quantize.rule_of_blocks, "short_rows", folds=True, blocks=True)
+        self._blocks = kernel(quantize.rule_of_blocks, "short_rows", folding=True, blocks=True)
 
     def of_rows(self, inner: int) -> Any:
         """The kernel of rows of `inner` elements."""

@@ -167,9 +167,11 @@ class Extremes:
                 lo, hi = low(packed[0]), high(packed[0])
                 least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
 
-        self._folds = low is key
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
-        self.short = Kernel(short, f"extremes_{low.__name__}_short", _short_signature)
+        #: Of rows that are folded, of which the least and the greatest key are of one function.
+        self.short: Any = None
+        if low is high is key:
+            self.short = Kernel(short, f"extremes_{low.__name__}_short", _short_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
         self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _beside_signature)
 
@@ -188,7 +190,7 @@ class Extremes:
             found = Spans(1, count, channels)
         flat = x if axes is None else x.transpose(axes)
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
-        if isinstance(found, Layout) and found.inner == count and self._folds and folds(count):
+        if isinstance(found, Layout) and found.inner == count and self.short and folds(count):
             args = count, flat.reshape(x.size), lo, hi
             self.short(channels, x.size, args, (key_of(flat), dtype))
         else:

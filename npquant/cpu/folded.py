@@ -20,10 +20,12 @@ from npquant.formulas.base import extremes_of
 from npquant.layout import LANES
 from npquant.primitives import item, key
 
-#: Rows of LANES up to LONGEST elements are folded, MANY of them at a time, of as many elements
-#: as stay in the first cache: memory would wait for more. (Measured.)
-LONGEST, MANY, AT_ONCE = 1024, 32, 4096
-_LANES_OF_ALL, _FEWER = LANES * MANY, LANES * MANY // 4
+#: Rows of LANES up to LONGEST elements are folded. (Measured.)
+LONGEST = 1024
+#: MANY rows at a time at most, and AT_ONCE elements, or memory would wait for too long; of rows of
+#: LANES, where less is done, MOST. (Measured.)
+MANY, AT_ONCE, MOST = 32, 4096, 128
+_LANES_OF_ALL, _FEWER = LANES * MANY, 4 * MOST
 
 
 def folds(inner: int) -> bool:
@@ -54,15 +56,14 @@ def _lanes_of_row(context: Any, x: Any, at: Any, n: Any, least: Any, greatest: A
         signed = not integer or x.dtype.signed
         compare = builder.icmp_signed if signed else builder.icmp_unsigned
 
-        def keys(k: Any) -> Any:
-            place = builder.gep(data, [builder.mul(builder.add(at, k), k.type(step))])
-            if step == 1:
-                v = builder.load(builder.bitcast(place, row.as_pointer()), align=size)
-            else:  # one by one: what is beside the last may not be there
-                v = row(ir.Undefined)
-                for lane in range(LANES):
-                    each = builder.load(builder.gep(place, [k.type(step * lane)]))
-                    v = builder.insert_element(v, each, ir.IntType(32)(lane))
+        def keys(k: Any, back: int = 0) -> Any:
+            place = builder.mul(builder.add(at, k), k.type(step))
+            place = builder.gep(data, [builder.sub(place, k.type(back))])
+            wide = ir.VectorType(bits, LANES * step)
+            v = builder.load(builder.bitcast(place, wide.as_pointer()), align=size)
+            if step > 1:
+                order = ir.VectorType(ir.IntType(32), LANES)(list(range(back, wide.count, step)))
+                v = builder.shuffle_vector(v, v, order)
             if integer:
                 return v
             sign, rest = (row([m] * LANES) for m in (8 * size - 1, 2 ** (8 * size - 1) - 1))
@@ -79,7 +80,8 @@ def _lanes_of_row(context: Any, x: Any, at: Any, n: Any, least: Any, greatest: A
         last = builder.sub(n, width)
         with cgutils.for_range_slice(builder, width, last, width, n.type) as (k, _):
             see(keys(k))
-        see(keys(last))  # some of it once more, which changes nothing
+        # Some once more, which changes no extreme; nothing beyond the row, which may not be there.
+        see(keys(last, step - 1))
         for kind, room, place in zip((least, greatest), (lows, highs), found, strict=True):
             to_all = builder.gep(data_of(context, builder, kind, room), [to])
             to_all = builder.bitcast(to_all, row.as_pointer())
@@ -102,7 +104,7 @@ def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
         lo, hi = local(_FEWER, kind), local(_FEWER, kind)
         one, two, three, four = np.uintp(1), np.uintp(2), np.uintp(3), np.uintp(4)
         far = fetched and x.size >= FAR
-        some = min(MANY, AT_ONCE // inner)
+        some = MOST if inner == LANES else min(MANY, AT_ONCE // inner)
         for begin in range(0, rows, some):
             n = min(some, rows - begin)
             if inner == LANES:  # which are the lanes already

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
 
@@ -41,6 +42,17 @@ class _Kernel(JITCodeLibrary):  # type: ignore[misc]
             if not function.is_declaration:
                 passes, builder = self._codegen._function_pass_manager()
                 passes.run(function, builder)
+
+    def _finalize_final_module(self) -> None:
+        """Keep to itself what was not inlined.
+
+        Numba counts names of functions anew in every process. Of kernels that two of them have
+        cached, one would otherwise call a part of the other, whose name is the same.
+        """
+        for function in self._final_module.functions:
+            if function.linkage == Linkage.linkonce_odr and not function.is_declaration:
+                function.linkage = Linkage.internal
+        super()._finalize_final_module()
 
 
 class _Part(_Kernel):
