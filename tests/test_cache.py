@@ -315,6 +315,23 @@ kernels = [k for k in gc.get_objects() if type(k) is target.Kernel]
 print(len(kernels), *sorted({cache._told(k._segment) for k in kernels}), sep="\\n")
 """
 
+NAMES = """
+import gc
+import npquant
+from npquant.cpu import target
+there = gc.get_objects()
+functions = [k._segment for k in there if type(k) is target.Kernel]
+functions += [c.function for c in there if type(c) is target.Compiled and c.function]
+print(*[f.__qualname__ for f in functions], sep="\\n")
+"""
+
+
+def test_every_compiled_function_has_a_name_of_its_own():
+    """Machine code of one process may be loaded beside that of another: it is known by the name."""
+    command = [sys.executable, "-c", NAMES]
+    names = subprocess.run(command, text=True, capture_output=True, check=True).stdout.split()
+    assert len(names) == len(set(names)) > 400
+
 
 def test_every_kernel_has_a_key_of_its_own_and_the_same_in_every_process():
     """Numba's pickles of what a kernel is made of differ from process to process."""

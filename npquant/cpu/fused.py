@@ -26,7 +26,7 @@ from npquant.cpu.qparams import (
     observe_fbgemm_symmetric,
     range_of,
 )
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled, renamed
 from npquant.dtypes import EXACT32, affine_precision, bool_, float32, int32
 from npquant.formulas import fake_quantize as f
 from npquant.formulas.qparams import moving_average
@@ -110,8 +110,9 @@ class Fused:
                               mask)  # fmt: skip
             return DONE
 
-        self.whole = compiled(whole, lambda key: _signature(*key))
-        self.rows = Kernel(rows, f"{formula.__name__}_fused_rows", _rows_signature)
+        name = f"{formula.__name__}_fused"
+        self.whole = compiled(renamed(whole, name), lambda key: _signature(*key))
+        self.rows = Kernel(rows, f"{name}_rows", _rows_signature)
         self._observe, self._choose = observe, choose
 
     def __call__(

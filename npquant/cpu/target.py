@@ -93,8 +93,8 @@ Key = tuple[Hashable, ...]
 class Compiled(dict[Any, Any]):
     """The entry points of one function by key; one that is asked for and not there is compiled."""
 
-    def __init__(self, compile_: Callable[[Any], Any]) -> None:
-        self._compile = compile_
+    def __init__(self, compile_: Callable[[Any], Any], function: Any = None) -> None:
+        self._compile, self.function = compile_, function
 
     def __missing__(self, key: Hashable) -> Any:
         return _once(self, key, self._compile)
@@ -281,8 +281,11 @@ def _rounded(values: Any, kinds: Any) -> tuple[Any, ...]:
 
 
 def compiled(function: Any, signature: Callable[..., Types]) -> Compiled:
-    """A small serial function that is no kernel: ``compiled(...)[key](*args)``."""
-    return Compiled(lambda key: _compile(function, signature(key)).entry_point)
+    """A small serial function that is no kernel: ``compiled(...)[key](*args)``.
+
+    Nothing else has its name, nor that of a kernel: what two processes have compiled, one may load.
+    """
+    return Compiled(lambda key: _compile(function, signature(key)).entry_point, function)
 
 
 #: How segments are spread, by the types of their arguments.
