@@ -23,6 +23,8 @@ from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 MOST_OF_ONE, LONGEST = 256, 1 << 18
 #: Lengths of rows that are quantized in blocks, by the rule alone.
 BLOCKS = 16, 32, 48, 64
+#: Rows up to here are folded: of longer ones few are done at a time, in vain. (Measured.)
+FOLDED = 512
 
 
 def one_pass(rows: int, inner: int, itemsize: int) -> bool:
@@ -77,7 +79,7 @@ class Dynamic:
 
     def of_rows(self, inner: int) -> Any:
         """The kernel of rows of `inner` elements."""
-        return self._blocks if inner in BLOCKS else self._rows[folds(inner)]
+        return self._blocks if inner in BLOCKS else self._rows[inner <= FOLDED and folds(inner)]
 
 
 def _signature(x: Any, scale: Any, zero_point: Any, code: str, y: Any) -> Types:
