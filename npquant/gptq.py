@@ -139,7 +139,7 @@ def gptq(
     # What is added to it, or its inverse, might leave float64; its size is all one.
     if not (reach > 2.0**-500 and reach * max(damp, 1.0) < 2.0**500):
         h = np.ldexp(h, -np.frexp(reach)[1])
-        if damp == 0:  # or what is lost of it is made up for
+        if damp == 0:  # of a square that is lost nothing is left to divide by
             dead = np.diag(h) == 0
 
     left = w.astype(np.float64)

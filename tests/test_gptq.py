@@ -257,7 +257,8 @@ def test_the_size_of_gram_makes_no_difference():
     far = np.diag([2.0**600, 2.0**-500])
     weight = np.array([[1.6, 1.6]], F32)
     assert gptq(weight, far, 1.0, 0, *BITS, axis=None)[1].tolist() == [[2, 2]]
-    gptq(weight, np.diag([1e200, 1e-300]), 1.0, 0, *BITS, axis=None, damping=0)
+    lost = np.diag([1e200, 1e-300])
+    assert gptq(weight, lost, 1.0, 0, *BITS, axis=None, damping=0)[1].tolist() == [[2, 0]]
 
 
 def test_without_damping_a_singular_matrix_is_refused():

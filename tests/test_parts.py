@@ -21,6 +21,7 @@ from numba.extending import overload, register_jitable
 from cases import SUB_BYTE
 from npquant.cpu import bfloat16, packs, together
 from npquant.cpu.checks import usual
+from npquant.cpu.dynamic import dynamic_per_token
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import LONG, fetch, fetch_to_second
 from npquant.cpu.passes import needed_work
@@ -311,6 +312,17 @@ def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
     """
     text = compiled_for(name, features, code, tmp_path)
     assert max(re.findall(r"vmulpd\s.*([xyz]mm)", text)) == longest
+
+
+def test_what_is_not_inlined_is_the_kernels_own():
+    """Nobody else finds it by its name, which is another's in another process."""
+    float32, float64, int64 = map(np.dtype, (np.float32, np.float64, np.int64))
+    kernel = dynamic_per_token._blocks
+    library = kernel._code[float32, float64, int64, "float32", np.dtype(np.int8)].library
+    found = re.findall(r"^define (internal )?.*?@(\w*npquant\w*)", library.get_llvm_str(), re.M)
+    assert [name for internal, name in found if internal], "parts that are not inlined"
+    for internal, name in found:
+        assert internal or kernel.name in name, name
 
 
 #: Prints what becomes of a kernel.
