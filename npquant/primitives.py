@@ -244,6 +244,12 @@ def exponent(v: Any) -> Any:
     return type(v)(e if m >= type(v)(SQRT_HALF) else e - 1)
 
 
+def from_one(m: Any) -> Any:
+    """(m - 1) / (m + 1) of a mantissa; see `mantissa`."""
+    one = type(m)(1)
+    return (m - one) / (m + one)
+
+
 def masked(g: Any, m: Any) -> Any:
     """`g` where `m`, else zero with the sign bit of `g`."""
     if m:

@@ -10,7 +10,8 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from calls import CALLS, axis_name, results
-from npquant.cuda import loops, target, vectors
+from npquant.cuda import loops, primitives, target, vectors
+from npquant.primitives import SQRT_HALF
 from twins import Both, installed
 
 NOT_ELEMENTWISE = (
@@ -122,3 +123,29 @@ def test_bodies(name, monkeypatch):
                 kwargs = CALLS[name](data(shape), axis)
             results(name, kwargs)
     assert both.called
+
+
+@numba.njit(error_model="numpy")
+def corrected(a, b, near, y):
+    for i in range(a.size):
+        y[i] = primitives.corrected(a[i], b[i], near[i])
+
+
+def test_quotients_of_every_mantissa():
+    """They are correctly rounded, by whichever reciprocal that NVIDIA allows.
+
+    It is off by 2**-23 at most for 1 <= b < 2, and else by as much of the power of two of b.
+    """
+    m = (np.float32(SQRT_HALF).view(np.int32) + np.arange(2**23, dtype=np.int32)).view(np.float32)
+    a, b = m - np.float32(1), m + np.float32(1)
+    y, quotient = np.empty_like(m), (a / b).view(np.int32)
+    exact = 1 / b.astype(np.float64)
+    nearest = exact.astype(np.float32)
+    most, tried = np.where(b < 2, 2.0**-23, 2.0**-24), 0
+    for steps in range(-5, 6):
+        near = (nearest.view(np.int32) + np.int32(steps)).view(np.float32)
+        corrected(a, b, near, y)
+        meant = np.abs(near - exact) <= most
+        tried += np.count_nonzero(meant)
+        assert not m[meant & (y.view(np.int32) != quotient)].size, steps
+    assert tried > 3.9 * m.size

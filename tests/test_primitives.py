@@ -100,6 +100,21 @@ def test_power_of_two(kind):
         assert [each(v) for v in n] == expected.tolist()
 
 
+@pytest.mark.parametrize("kind", [F32, F64])
+def test_parts_of_a_number(kind):
+    """Mantissas from the square root of a half on, exponents, and how far mantissas are from 1."""
+    least = kind(p.SQRT_HALF)
+    compiled = (
+        njit(lambda v: p.mantissa(v)), njit(lambda v: p.exponent(v)), njit(lambda v: p.from_one(v)),
+    )  # fmt: skip
+    for m in (least, np.nextafter(2 * least, kind(0)), kind(1), kind(0.75), kind(1.25)):
+        for mantissa, exponent, from_one in ((p.mantissa, p.exponent, p.from_one), compiled):
+            for e in (-120, -1, 0, 1, 120):
+                v = np.ldexp(m, e)
+                assert (mantissa(v), exponent(v)) == (m, e)
+            assert from_one(m) == (m - kind(1)) / (m + kind(1))
+
+
 def test_items():
     x = np.array([1, 2], np.int8)
     assert p.at(x, 1) == 2

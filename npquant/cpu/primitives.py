@@ -419,8 +419,8 @@ def _split(v):
 @teach(p.mantissa)
 def _mantissa(v):
     as_int, kind, width, least, back = _split(v)
-    low = kind(2**width - 1)
-    return lambda v: back(kind(((as_int(v) - least) & low) + least))
+    high = kind(-(2**width))
+    return lambda v: back(kind(as_int(v) - ((as_int(v) - least) & high)))
 
 
 @teach(p.exponent)
@@ -428,6 +428,12 @@ def _exponent(v):
     as_int, kind, width, least, _ = _split(v)
     cast = getattr(np, v.name)
     return lambda v: cast(kind(kind(as_int(v) - least) >> width))
+
+
+@teach(p.from_one)
+def _from_one(m):
+    one = getattr(np, m.name)(1)
+    return lambda m: (m - one) / (m + one)
 
 
 @teach(p.masked)

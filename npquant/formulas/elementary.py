@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula
-from npquant.primitives import by_precision, exponent, fma, like, mantissa, power_of_two, rint
+from npquant.primitives import (
+    by_precision,
+    exponent,
+    fma,
+    from_one,
+    like,
+    mantissa,
+    power_of_two,
+    rint,
+)
 
 
 def _quads(kind: Any, *coefficients: float) -> tuple[Any, Any]:
@@ -71,7 +80,7 @@ _ATANH_64 = _quads(
 )  # fmt: skip
 
 _LN2 = np.float64(0.6931471805599453)
-_PER_LN2 = np.float64(1 / _LN2)
+_TWO_PER_LN2 = np.float64(2 / _LN2)
 
 
 @formula
@@ -154,25 +163,24 @@ def _atanh_64(ss: Any) -> Any:
 
 
 @formula
-def _log_of_mantissa(v: Any) -> Any:
-    """log of the mantissa of `v`: 2 atanh((m - 1) / (m + 1))."""
-    one, m = like(np.float32(1), v), mantissa(v)
-    s = (m - one) / (m + one)
-    return (s + s) * by_precision(s * s, _atanh_32, _atanh_64)
+def _half_log_of_mantissa(v: Any) -> Any:
+    """Half the log of the mantissa of `v`: atanh((m - 1) / (m + 1))."""
+    s = from_one(mantissa(v))
+    return s * by_precision(s * s, _atanh_32, _atanh_64)
 
 
 @formula
 def log(v: Any) -> Any:
     """The natural logarithm of a normal number > 0, within 5 ulp (0 of 1); NaN stays NaN."""
-    e = exponent(v)
-    y = fma(e, like(_LN2, v), _log_of_mantissa(v))
+    half = _half_log_of_mantissa(v)
+    y = fma(exponent(v), like(_LN2, v), half + half)
     return y if v == v else v
 
 
 @formula
 def log2(v: Any) -> Any:
     """The logarithm to base 2 of a normal number > 0, within 6 ulp (0 of 1)."""
-    return fma(_log_of_mantissa(v), like(_PER_LN2, v), exponent(v))
+    return fma(_half_log_of_mantissa(v), like(_TWO_PER_LN2, v), exponent(v))
 
 
 @formula
