@@ -14,8 +14,10 @@ from numba.cuda.cudadrv.driver import Stream
 import npquant as nq
 import npquant.modules as npq
 from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
+from npquant.checks.calls import forget
 from npquant.cuda import arrays, target, to_device, to_host
 from npquant.optim import Adam
+from twins import at_once
 
 #: The handles of two streams.
 STREAM, OTHER = 0x5EED, 0xFEED
@@ -56,7 +58,10 @@ def streams(monkeypatch):
     monkeypatch.setattr(target.cuda, "external_stream", external_stream)
     monkeypatch.setattr(target.Kernel, "__call__", note)
     monkeypatch.setattr(target, "make_ready", lambda: None)
-    return found
+    forget()  # what calls have come to elsewhere
+    at_once(monkeypatch)
+    yield found
+    forget()
 
 
 def on_stream(kwargs, which):
@@ -97,6 +102,13 @@ def test_all_of_an_op_is_on_the_stream_of_the_input(name, streams):
             made = not any(y is v for v in given.values())
             assert not made or y.__cuda_array_interface__["stream"] == STREAM
         streams.clear()
+
+
+def test_the_address_of_what_is_made():
+    """Of a repeated call's results it is all that is asked for."""
+    x = arrays.device(Shown(np.zeros(3, np.float32), STREAM))
+    y = x.library.empty(x, (5,), np.dtype(np.int8), (1,))
+    assert x.library.address(y) == arrays.device(y).pointer != 0
 
 
 @pytest.mark.parametrize("name", WITH_OUT)

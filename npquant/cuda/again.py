@@ -1,146 +1,264 @@
-"""The short way of a call on a GPU: what an equal call came to is launched again.
+"""The short way of a call on a GPU: what an equal call came to is done again.
 
-What an op comes to there depends on shapes, strides, dtypes and alignment, and on the numbers
-beside them, since nobody looks at what arrays hold. So where one kernel took the arrays as they
-were given, it does so for any others of which the same is true, and nothing is checked again.
+Nobody looks at what arrays hold there. So what an op comes to depends on shapes, strides, dtypes,
+alignment and libraries, and on the numbers beside them: it is a list of arrays that are made and of
+kernels that are launched. Calls note it while they go the long way, and once two have noted the
+same, for any other like them nothing is checked again.
 """
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
-from weakref import ref
+
+import numpy as np
 
 from npquant.checks.arrays import device_array
-from npquant.cuda.arrays import DeviceArray
-from npquant.cuda.target import THREADS, Kernel
+from npquant.cuda import target
+from npquant.cuda.arrays import DeviceArray, device, memory, watch
+from npquant.cuda.target import flattened, sizes
 from npquant.cuda.vectors import ACCESS
 
-#: Calls that are remembered of each form of data; those before are forgotten then.
-MOST = 64
+#: Calls that are remembered; all are forgotten then.
+MOST = 4096
+#: Calls that are not recorded before an equal one is: where a number differs each time all would be
+#: in vain. And recordings that must be alike: what a finalizer launches meanwhile is in one, too.
+FIRST, ALIKE = 1, 2
 
-#: A scale and a zero point: numbers or device arrays.
-Pair = tuple[Any, ...]
-
-
-class Launch(NamedTuple):
-    """A launch, but for its arrays."""
-
-    kernel: Kernel
-    blocks: int
-    key: Any
-    counts: tuple[int, ...]
-    #: Those that are numbers.
-    qparams: tuple[Any, ...]
-    constants: tuple[Any, ...]
-    #: The dtype and the strides of each.
-    outputs: list[tuple[Any, tuple[int, ...]]]
+#: What begins in scratch begins at a multiple of it, as all memory of a GPU does.
+APART = 256
+_BYTE = np.dtype(np.uint8)
 
 
-class Call(NamedTuple):
-    """A call that goes the long way; it keeps no array alive."""
+class Step(NamedTuple):
+    """A launch of a call, but for its pointers."""
 
-    x: ref[DeviceArray]
-    #: Of each qparam, see `_place`.
-    places: tuple[Any, ...]
-    launches: dict[Any, Launch]
-    key: Any
-
-
-class _Watched(threading.local):
-    """Of each thread, the call of which no launch was seen yet."""
-
-    call: Call | None = None
+    entry: Any
+    grid: tuple[int, ...]
+    values: list[Any]
+    #: Their places among the values, the arrays they are of, how far they are from where these
+    #: begin, and what the simulator must know of the memory there.
+    pointers: list[tuple[int, int, int, Any]]
 
 
-_watched = _Watched()
+class Recorded(NamedTuple):
+    """What a call comes to; arrays are counted: those given, the results, and scratch."""
+
+    steps: list[Step]
+    #: The shape, the dtype and the strides of each.
+    results: list[tuple[tuple[int, ...], Any, tuple[int, ...]]]
+    #: Bytes of all other arrays that are made.
+    scratch: int
+    #: What is returned, of what was given, the results and None; a tuple, unless it is `alone`.
+    returned: list[int]
+    alone: bool
 
 
-def fast_path() -> Any:
-    """A function of data of one form, qparams and perhaps `out`, as those of ops/fast_path.py.
+class _Candidate(NamedTuple):
+    """What equal calls have come to, so many times."""
 
-    It must see every call of the form, and what is not in its arguments must not change.
+    recorded: Recorded
+    times: int
+
+
+class _Itself(NamedTuple):
+    """An array to write to that is another argument."""
+
+    place: int
+
+
+class _Recording:
+    """What a call makes and launches while it goes the long way; until it ends, that is kept."""
+
+    def __init__(self, lead: DeviceArray, given: list[Any]) -> None:
+        self._lead, self._on, self._given = lead, lead.stream(), given
+        self._made: list[DeviceArray] = []
+        self._kinds: list[tuple[tuple[int, ...], Any, tuple[int, ...]]] = []
+        self._launches: list[tuple[Any, tuple[int, ...], list[Any], list[Any]]] = []
+        self._understood = True
+
+    def made(self, y: DeviceArray, like: DeviceArray, *kind: Any) -> None:
+        """`y` is new, of the library of `like`, which was told the `kind`."""
+        self._made.append(y)
+        self._kinds.append(kind)
+        if like.library is not self._lead.library or y.pointer % ACCESS:
+            self._understood = False
+
+    def launched(self, entry: Any, blocks: Any, threads: Any, args: Any, on: int) -> None:
+        values = flattened(args)
+        pointers = [(i, *self._place(v), told) for i, v, told in entry.pointers(values)]
+        if on != self._on or [1 for _, array, *_ in pointers if array is None]:
+            self._understood = False
+        for i, *_ in pointers:
+            values[i] = None  # of the simulator's memory nothing is kept
+        self._launches.append((entry, sizes(blocks, threads), values, pointers))
+
+    def _place(self, address: int) -> tuple[Any, int]:
+        """The array that an address is of, and how far it is from where that begins."""
+        for a in (*self._given, *self._made):
+            if type(a) is DeviceArray:
+                begin, end = a.extent()
+                if begin <= address < end:
+                    return a, address - a.pointer
+        return None, 0
+
+    def recorded(self, done: Any, given: tuple[Any, ...]) -> Recorded | None:
+        """What the call came to, if all of it was seen."""
+        alone = type(done) is not tuple
+        done = (done,) if alone else done
+        results = [i for i, a in enumerate(self._made) if [v for v in done if v is a.owner]]
+        known = [*given, *[self._made[i].owner for i in results], None]
+        found = [[i for i, k in enumerate(known) if k is v] for v in done]
+        if not (self._understood and self._launches and all(found)):
+            return None
+        n, size = len(given), 0
+        arrays = [*self._given, *[self._made[i] for i in results]]
+        places = {id(a): (i, 0) for i, a in enumerate(arrays)}
+        for a in self._made:
+            if id(a) not in places:
+                places[id(a)] = n + len(results), size
+                begin, end = a.extent()
+                size += -(-(end - begin) // APART) * APART
+        steps = []
+        for entry, grid, values, pointers in self._launches:
+            moved = []
+            for i, array, offset, told in pointers:
+                which, begin = places[id(array)]
+                moved.append((i, which, begin + offset, told))
+            steps.append(Step(entry, grid, values, moved))
+        kinds = [self._kinds[i] for i in results]
+        return Recorded(steps, kinds, size, [first for first, *_ in found], alone)
+
+
+def repeated(op: Callable[..., Any], lead: int = 0, written: tuple[int, ...] = ()) -> Any:
+    """`op`, of which an equal call is only what it came to.
+
+    Its arguments are arrays and numbers, the first perhaps a tuple of them. Counting what is in
+    that, the one at `lead`, which is described already, is the input, and those that are `written`
+    to have their places. All else that `op` depends on must not change. It returns an array or a
+    tuple, of those that it makes, those that it is given, and None.
+
+    The result is None where the caller must go the long way: also while a call is recorded, so
+    `op` may be what asks here first.
     """
-    launches: dict[Any, Launch] = {}
+    itself = object()
 
-    def call(x: Any, scale: Any, zero_point: Any, out: Any = None) -> tuple[Any, Any] | None:
-        qparams = _described(scale), _described(zero_point)
-        y = None if out is None else _described(out)
-        key = x.strides, x.pointer % ACCESS, *map(_kind, (*qparams, y))
-        if None in key:
+    def call(*args: Any) -> Any:
+        if watch.recording is not None:
             return None
-        found = launches.get(key)
-        if found is None:
-            _watched.call = Call(ref(x), tuple(map(_place, qparams)), launches, key)
-            return None
-        if y is None:
-            new = [x.new(x.shape, dtype, strides) for dtype, strides in found.outputs]
-            if [v for v in new if v.pointer % ACCESS]:
+        given = (*args[0], *args[1:]) if type(args[0]) is tuple else args
+        there = [_described(a) for a in given]
+        x = there[lead]
+        if [i for i in written if there[i] is not None] and not _all_apart(there):
+            _name_twice(there, written)
+            if not _all_apart(there):
                 return None
-        elif y.writeable and _apart(y, x, qparams):
-            y.follow(x)
-            new = [y]
-        else:
+        key = itself, *[_kind(a) for a in there]
+        if None in key or x._leader is not None:
             return None
-        s, z = (
-            p.argument() if isinstance(p, DeviceArray) else a
-            for p, a in zip(qparams, found.qparams, strict=True)
-        )
-        args = (*found.counts, (x.argument(),), s, z, found.constants,
-                tuple([v.argument() for v in new]))  # fmt: skip
-        found.kernel(found.blocks, THREADS, args, found.key, x.stream())
-        if out is not None:
-            return out, None
-        return new[0].owner, new[1].owner if len(new) > 1 else None
+        found = _calls.get(key, 0)
+        if type(found) is Recorded:
+            return _repeat(found, x, there, given)
+        if found is _UNFIT or not _all_apart(there):  # so that an address is of one array
+            return None
+        if type(found) is int and found < FIRST:
+            _remember(key, found + 1)
+            return None
+        watch.recording = recording = _Recording(x, there)
+        try:
+            done = op(*args)
+        finally:
+            watch.recording = None
+        recorded = recording.recorded(done, given)
+        alike = type(found) is _Candidate and found.recorded == recorded
+        times = found.times + 1 if alike else 1
+        if recorded is None:
+            _remember(key, _UNFIT)
+        else:
+            _remember(key, recorded if times >= ALIKE else _Candidate(recorded, times))
+        return done
 
     return call
 
 
+#: By what is repeated, and the kinds of its arguments: what a call comes to, what it seems to come
+#: to, how often it has come, or that it cannot be repeated.
+_calls: dict[Any, Any] = {}
+_UNFIT = "unfit"
+
+
+def _remember(key: Any, what: Any) -> None:
+    if len(_calls) >= MOST:
+        _calls.clear()
+    _calls[key] = what
+
+
+_AS_THEY_ARE = frozenset({DeviceArray, float, int, bool, type(None)})
+
+
 def _described(argument: Any) -> Any:
     """An array on a GPU as kernels see it; anything else as it is."""
-    if type(argument) is float or type(argument) is int or argument is None:
+    if type(argument) in _AS_THEY_ARE:
         return argument
+    if getattr(argument, "is_cuda", None) is True:
+        return device(argument)
     found = device_array(argument, "argument")
     return argument if found is None else found
 
 
 def _kind(argument: Any) -> Any:
     """What of it may change what an op comes to; None of one that always goes the long way."""
-    if isinstance(argument, DeviceArray):
-        return argument.dtype, argument.shape, argument.strides, argument.pointer % ACCESS
     kind = type(argument)
-    known = argument is None or kind is int or (kind is float and argument)  # zeros have signs
-    return (kind, argument) if known else None
+    if kind is DeviceArray:
+        a = argument
+        return a.dtype, a.shape, a.strides, a.pointer % ACCESS, a.library, a.writeable
+    if argument is None or kind is int or kind is bool or kind is _Itself:
+        return kind, argument
+    return (kind, argument) if kind is float and argument else None  # zeros have signs
 
 
-def _place(qparam: Any) -> Any:
-    """Where an array lies, and as what; None of a number."""
-    return (qparam.pointer, qparam.dtype) if isinstance(qparam, DeviceArray) else None
+def _all_apart(there: list[Any]) -> bool:
+    """Whether no two arrays have memory in common."""
+    ends = sorted([a.extent() for a in there if type(a) is DeviceArray])
+    return not [1 for (_, end), (begin, _) in pairwise(ends) if begin < end]
 
 
-def _apart(y: DeviceArray, x: DeviceArray, qparams: Pair) -> bool:
-    """Whether `y` is `x` or apart from it, and apart from the qparams."""
-    itself = (y.pointer, y.strides, y.dtype) == (x.pointer, x.strides, x.dtype)
-    others = [p for p in qparams if isinstance(p, DeviceArray)]
-    return not [a for a in (others if itself else [x, *others]) if a.overlaps(y)]
+def _name_twice(there: list[Any], written: tuple[int, ...]) -> None:
+    """Put in place of arrays to write to that are other arguments, which these are."""
+    for i in written:
+        y = there[i]
+        if type(y) is DeviceArray:
+            same = [k for k, a in enumerate(there) if a is not y and _same(a, y)]
+            there[i] = _Itself(same[0]) if same else y
 
 
-def note(
-    inputs: tuple[DeviceArray, ...], qparams: Pair, outputs: tuple[DeviceArray, ...],
-    kernel: Kernel, blocks: int, key: Any, counts: tuple[int, ...], constants: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """A kernel has taken arrays as they are, in one launch: remember it if a call waits for that.
+def _same(a: Any, y: DeviceArray) -> bool:
+    return type(a) is DeviceArray and (a.pointer, _kind(a)) == (y.pointer, _kind(y))
 
-    `qparams` are numbers, or device arrays.
-    """
-    call, _watched.call = _watched.call, None
-    if call is None or len(inputs) > 1 or inputs[0] is not call.x():
-        return
-    if tuple(map(_place, qparams)) != call.places:
-        return  # one was converted
-    numbers = tuple([None if isinstance(p, DeviceArray) else p for p in qparams])
-    if len(call.launches) >= MOST:
-        call.launches.clear()
-    call.launches[call.key] = Launch(
-        kernel, blocks, key, counts, numbers, constants, [(y.dtype, y.strides) for y in outputs]
-    )
+
+def _repeat(found: Recorded, x: DeviceArray, there: list[Any], given: tuple[Any, ...]) -> Any:
+    """The results of a call; None if new memory is not aligned as it was."""
+    library, made = x.library, []
+    places = [a.pointer if type(a) is DeviceArray else 0 for a in there]
+    for kind in found.results:
+        made.append(y := library.empty(x, *kind))
+        places.append(library.address(y))
+    if found.scratch:
+        room = library.empty(x, (found.scratch,), _BYTE, (1,))
+        places.append(library.address(room))
+    for place in places[len(there) :]:
+        if place % ACCESS:
+            return None
+    target.make_ready()
+    on = x.stream()
+    for entry, grid, values, pointers in found.steps:
+        values = values.copy()
+        for i, which, offset, told in pointers:
+            place = places[which] + offset
+            values[i] = place if told is None else memory(place, *told)
+        entry.launch(grid, values, on)
+    known = (*given, *made, None)
+    if found.alone:
+        return known[found.returned[0]]
+    return tuple([known[i] for i in found.returned])

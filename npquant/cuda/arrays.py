@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from math import prod
@@ -20,6 +21,15 @@ from numba import config
 from npquant.layout import dense_strides, order_of_strides
 
 SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
+
+
+class _Watch(threading.local):
+    """Of each thread, what is told of new arrays and of launches; see again.py."""
+
+    recording: Any = None
+
+
+watch = _Watch()
 
 
 class Lying(NamedTuple):
@@ -124,7 +134,10 @@ class DeviceArray:
         """
         like, dtype = self._leader or self, np.dtype(dtype)
         strides = strides or contiguous_strides(shape, dtype.itemsize)
-        return device(like.library.empty(like, shape, dtype, strides))
+        made = device(like.library.empty(like, shape, dtype, strides))
+        if watch.recording is not None:
+            watch.recording.made(made, like, shape, dtype, strides)
+        return made
 
     def scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """The same in C order, for elements that its library need not know; nobody else sees it."""
@@ -141,10 +154,11 @@ class DeviceArray:
 
     def overlaps(self, other: DeviceArray) -> bool:
         """Whether the memory from the first to the last element of both has a part in common."""
-        (a, b), (c, d) = self._extent(), other._extent()
+        (a, b), (c, d) = self.extent(), other.extent()
         return a < d and c < b
 
-    def _extent(self) -> tuple[int, int]:
+    def extent(self) -> tuple[int, int]:
+        """The address of the first byte of the memory, and of that behind the last."""
         first, count = self.lying.lowest
         begin = self.pointer - first * self.dtype.itemsize
         return begin, begin + count * self.dtype.itemsize
@@ -156,7 +170,7 @@ class DeviceArray:
         """
         first, count = self.lying.lowest
         address = self.pointer + (start - first) * self.dtype.itemsize
-        return _memory(address, count - start, self.dtype) if SIMULATED else address
+        return memory(address, count - start, self.dtype) if SIMULATED else address
 
 
 @lru_cache(maxsize=1024)
@@ -180,6 +194,7 @@ class Torch:
         pairs = [(getattr(torch, n), _numpy_dtype(n)) for n in names if hasattr(torch, n)]
         self._to_numpy, self._from_numpy = dict(pairs), {d: t for t, d in pairs}
         self._lying = lru_cache(maxsize=1024)(self._lying_so)
+        self._elements = lru_cache(maxsize=1024)(self._in_elements)
         # What Triton asks, where it is there: a tenth of the time, with no object for the stream.
         self._raw_stream = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
 
@@ -198,12 +213,18 @@ class Torch:
         size = dtype.itemsize
         return dtype, _lying(tuple(shape), size, tuple([s * size for s in stride]))
 
+    def address(self, value: Any) -> int:
+        return int(value.data_ptr())
+
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        kind, steps = self._elements(dtype, strides)
+        return self._torch.empty_strided(shape, steps, dtype=kind, device=like.owner.device)
+
+    def _in_elements(self, dtype: Any, strides: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
         kind = self._from_numpy.get(dtype)
         if kind is None:
             raise TypeError(f"dtype must be one that PyTorch has on a GPU, got {dtype}")
-        elements = [s // dtype.itemsize for s in strides]
-        return self._torch.empty_strided(shape, elements, dtype=kind, device=like.owner.device)
+        return kind, tuple([s // dtype.itemsize for s in strides])
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
         return self._torch.from_numpy(a).to(like.owner.device)
@@ -222,6 +243,9 @@ class CuPy:
 
     def describe(self, value: Any) -> DeviceArray:
         return DeviceArray(value, self, value.data.ptr, value.shape, value.dtype, value.strides)
+
+    def address(self, value: Any) -> int:
+        return int(value.data.ptr)
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         with like.owner.device:
@@ -266,6 +290,9 @@ class Interface:
         # The view keeps the memory alive.
         return DeviceArray(view, self, view.ptr, view.shape, view.dtype, strides, not view.readonly)
 
+    def address(self, value: Any) -> int:
+        return int(value.device_ctypes_pointer.value or 0)
+
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         from npquant.cuda.target import cuda, make_ready
 
@@ -293,6 +320,9 @@ class Simulator:
         return DeviceArray(value, self, a.ctypes.data, a.shape, a.dtype, a.strides,
                            a.flags.writeable)  # fmt: skip
 
+    def address(self, value: Any) -> int:
+        return int(value._ary.ctypes.data)
+
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
         from npquant.cuda.target import FakeCUDAArray
 
@@ -307,7 +337,7 @@ class Simulator:
         return 0
 
 
-def _memory(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def memory(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The simulator's memory as a kernel sees it; its owner keeps it alive."""
     held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     found: np.ndarray[Any, Any] = np.ndarray((count,), dtype, held)

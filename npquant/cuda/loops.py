@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from numba import types
 
 from npquant.cpu.loops import NUMBER_TYPES
-from npquant.cuda import again
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.target import COUNT, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, vectors
@@ -59,7 +58,7 @@ class _Vector(NamedTuple):
     fill: Callable[..., None]
 
 
-def _unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., Any]:
+def unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., Any]:
     """``state = step(k, state, told)`` for each k, without a loop.
 
     Of a loop the compiler may leave one, and then what it indexes lies in memory.
@@ -72,7 +71,7 @@ def _unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., A
 
         return one
     middle = (begin + end) // 2
-    first, second = _unrolled(step, begin, middle), _unrolled(step, middle, end)
+    first, second = unrolled(step, begin, middle), unrolled(step, middle, end)
 
     @formula
     def both(state: Any, told: Any) -> Any:
@@ -121,7 +120,7 @@ def _vector(
         return c, COUNT(left - COUNT(1)), p
 
     of_whole, of_beside, of_any = (
-        _unrolled(step, 0, width) for step in (compute, compute_its_own, compute_and_walk)
+        unrolled(step, 0, width) for step in (compute, compute_its_own, compute_and_walk)
     )
 
     @formula
@@ -255,10 +254,6 @@ class Map:
                     tuple([a.argument(start) for a in written]),
                 )  # fmt: skip
                 self.kernel(-(-n // block), THREADS, args, key, on)
-            if len(launches) == 1 and read[0] is x[0] and written[0] is y[0]:
-                again.note(
-                    x, qparams, y, self.kernel, -(-n // block), key, (n, *numbers), constants
-                )
 
     def _make(
         self, inputs: Any, qparams: Any, constants: Any, outputs: Any, width: int, count: int,

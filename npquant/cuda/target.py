@@ -22,6 +22,7 @@ import numpy as np
 from numba import config, types
 
 from npquant.cpu.storage import TYPES
+from npquant.cuda.arrays import watch
 
 
 @contextmanager
@@ -71,6 +72,8 @@ NVVM_OPTIONS = {"fastmath": False, "opt": 3, "fma": 0}
 THREADS = 32 if SIMULATED else 256
 #: What elements of a launch are counted in. Numba makes 64 bits of a sum of two of 32.
 COUNT: Any = np.uint32
+#: And places in shared memory: a constant that is added to one is part of the instruction then.
+PLACE: Any = np.uint64
 
 Types = tuple[Any, ...]
 Key = tuple[Hashable, ...]
@@ -129,6 +132,8 @@ class Kernel:
         if entry is None:
             entry = self._entries[key] = self._compiled(key)
         entry(blocks, threads, args, on)
+        if watch.recording is not None:
+            watch.recording.launched(entry, blocks, threads, args, on)
 
     def _compiled(self, key: Key) -> Any:
         function, signature = self._make(*key)
@@ -197,26 +202,33 @@ class _Compiled:
         self._arguments = Arguments(signature)
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
-        room, grid, stream = _room, _sizes(blocks, threads), _stream(on)
-        room.size.value = self._arguments.put(room.held, args)
-        checked(driver.cuLaunchKernel(self._function, *grid, 0, stream, None, room.extra))
+        self.launch(sizes(blocks, threads), flattened(args), on)
+
+    def launch(self, grid: tuple[int, ...], values: list[Any], on: Any) -> None:
+        """The same of a grid in all its axes, and of what the kernel receives."""
+        room = _room
+        room.size.value = self._arguments.put(room.held, values)
+        checked(driver.cuLaunchKernel(self._function, *grid, 0, _stream(on), None, room.extra))
+
+    def pointers(self, values: list[Any]) -> list[tuple[int, int, None]]:
+        """Which of `values` are addresses: where they stand, and what they are."""
+        kinds = self._arguments.kinds
+        return [(i, v, None) for i, v in enumerate(values) if kinds[i] is ctypes.c_void_p]
 
 
 class Arguments:
     """How the arguments of a signature lie in memory: as the members of a struct of C."""
 
     def __init__(self, signature: Types) -> None:
-        given = [t for t in _flattened(signature) if not isinstance(t, types.NoneType)]
-        self._types = [_ctype(t) for t in given]
-        self._struct = Struct("".join([t._type_ for t in self._types]))
+        self.kinds = [_ctype(t) for t in _flattened(signature)]
+        self._struct = Struct("".join([t._type_ for t in self.kinds]))
 
-    def put(self, room: Any, args: Any) -> int:
-        """Write them, and say how many bytes they take. Tuples are taken apart, None is left."""
-        values = [a for a in flattened(args) if a is not None]
+    def put(self, room: Any, values: list[Any]) -> int:
+        """Write them, and say how many bytes they take."""
         try:
             self._struct.pack_into(room, 0, *values)
         except StructError:  # a number that its type does not hold is converted as C does
-            pairs = zip(self._types, values, strict=True)
+            pairs = zip(self.kinds, values, strict=True)
             values = [v if t is ctypes.c_void_p else t(v).value for t, v in pairs]
             self._struct.pack_into(room, 0, *values)
         return self._struct.size
@@ -229,20 +241,24 @@ def checked(result: Any) -> None:
 
 
 def flattened(values: Any) -> list[Any]:
-    """`values`, with the members of tuples in place of tuples, as a kernel receives them."""
+    """What a kernel receives: of tuples their members, and nothing of None."""
     found: list[Any] = []
     for v in values:
         if type(v) is tuple:
             found += flattened(v)
-        else:
+        elif v is not None:
             found.append(v)
     return found
 
 
 def _flattened(signature: Any) -> list[types.Type]:
     """The same of their types."""
-    several = types.BaseTuple
-    return [t for v in signature for t in (_flattened(v) if isinstance(v, several) else (v,))]
+    several, nothing = types.BaseTuple, types.NoneType
+    return [
+        t
+        for v in signature if not isinstance(v, nothing)
+        for t in (_flattened(v) if isinstance(v, several) else (v,))
+    ]  # fmt: skip
 
 
 _CTYPES: dict[types.Type, Any] = {
@@ -261,7 +277,7 @@ def _ctype(kind: types.Type) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _sizes(blocks: Any, threads: Any) -> tuple[int, ...]:
+def sizes(blocks: Any, threads: Any) -> tuple[int, ...]:
     """Those of a grid and of a block, along three axes each."""
     axes = [v if isinstance(v, tuple) else (v,) for v in (blocks, threads)]
     return tuple([n for v in axes for n in (*v, 1, 1)[:3]])
@@ -279,7 +295,11 @@ class _Simulated:
         self._function, self._signature = function, signature
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
-        function, rounded = self._function, _rounded(self._signature, args)
+        self.launch(sizes(blocks, threads), flattened(args), on)
+
+    def launch(self, grid: tuple[int, ...], values: list[Any], on: Any) -> None:
+        """As `_Compiled` has it."""
+        function, rounded = self._function, _rounded(self._signature, iter(values))
         quietly = np.errstate
 
         def thread() -> None:
@@ -290,22 +310,31 @@ class _Simulated:
         run = python_types.FunctionType(
             thread.__code__, function.__globals__, "thread", None, thread.__closure__
         )
-        cuda.jit(run)[blocks, threads]()
+        cuda.jit(run)[grid[:3], grid[3:]]()
+
+    def pointers(self, values: list[Any]) -> list[tuple[int, int, Any]]:
+        """The same, with the elements and the dtype of the memory there."""
+        there = [(i, v) for i, v in enumerate(values) if isinstance(v, np.ndarray)]
+        return [(i, v.ctypes.data, (v.size, v.dtype)) for i, v in there]
 
 
-def _rounded(signature: Any, args: Any) -> tuple[Any, ...]:
-    return tuple(
-        _rounded(t, a)
+def _rounded(signature: Any, values: Iterator[Any]) -> tuple[Any, ...]:
+    """The arguments of a signature, numbers in its types, from what is left of `values`."""
+    return tuple([
+        _rounded(t, values)
         if isinstance(t, types.BaseTuple)
-        else getattr(np, t.name)(a)
+        else None
+        if isinstance(t, types.NoneType)
+        else getattr(np, t.name)(next(values))
         if isinstance(t, types.Number)
-        else a
-        for t, a in zip(signature, args, strict=True)
-    )
+        else next(values)
+        for t in signature
+    ])  # fmt: skip
 
 
 __all__ = [
     "COUNT",
+    "PLACE",
     "SIMULATED",
     "THREADS",
     "Kernel",
@@ -314,6 +343,7 @@ __all__ = [
     "cuda",
     "make_ready",
     "pointer",
+    "sizes",
 ]
 if not SIMULATED:
     __all__ += ["driver", "intrinsic", "libdevice", "overload", "register_model"]

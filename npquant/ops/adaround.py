@@ -6,6 +6,7 @@ rounded down and ``h(V)`` is added, a sigmoid stretched beyond [0, 1] and cut of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, repeated
 
 
 def adaround_init(
@@ -93,6 +94,10 @@ def adaround_init(
     """
     x = checks.floats(input, out=out)
     granularity, shapes = _granularity(x.shape, axis, group_size)
+    if type(x) is not np.ndarray:
+        done = _init_on_gpu(type(x), axis, group_size)(x, scale, out)
+        if done is not None:
+            return done
     s = _scale(x, scale, shapes)
     dtype, names = _COMPUTED[x.dtype]
     y = checks.output(out, x, dtype, _SCALE, (scale,))
@@ -531,6 +536,8 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     """
     v = alone(V)
     b = checks.at_least(beta, "beta", 1.0, type(v), checks.BEYOND[v.dtype])
+    if type(v) is not np.ndarray and (done := _on_gpu(type(v))[0](v, b)) is not None:
+        return done
     total = backend.of(v).adaround_regularizer((v,), b)
     if isinstance(v, ArraySpec):
         return ArraySpec((), dtypes.float64)
@@ -600,10 +607,14 @@ def adaround_regularizer_backward(
     """
     v = alone(V, out)
     b = checks.at_least(beta, "beta", 1.0, type(v), checks.BEYOND[v.dtype])
-    if checks.on_device(weight):  # the gradient of a sum that is there too
+    there = checks.on_device(weight)  # the gradient of a sum that is there too
+    w = weight if there else checks.finite(weight, "weight", type(v), checks.BEYOND[v.dtype])
+    if type(v) is not np.ndarray:
+        done = _on_gpu(type(v))[1](v, b, w, out)
+        if done is not None:
+            return done
+    if there:
         w = checks.cast(checks.parameters(weight, "weight", checks.ONE, v), v.dtype)
-    else:
-        w = checks.finite(weight, "weight", type(v), checks.BEYOND[v.dtype])
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight), "V")
     _, names = _COMPUTED[v.dtype]
     kernel = backend.of(v).adaround_regularizer_backward
@@ -620,6 +631,24 @@ _SCALE, _ALL, _GRADIENT = ("scale",), ("V", *checks.QPARAM), ("grad", "V", *chec
 _CODES = (*dtypes.CODES, (dtypes.float32, dtypes.int64))
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.
 _COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
+
+
+@checks.remembered
+def _init_on_gpu(kind: type, axis: Any, group_size: Any) -> Callable[..., Any]:
+    """`adaround_init`, where equal calls come to the same."""
+    return repeated(
+        kind,
+        lambda x, scale, out: adaround_init(x, scale, axis=axis, group_size=group_size, out=out),
+        0, (2,),
+    )  # fmt: skip
+
+
+@checks.remembered
+def _on_gpu(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The regularizer and its gradient, where equal calls come to the same."""
+    return repeated(kind, adaround_regularizer), repeated(
+        kind, lambda *args: adaround_regularizer_backward(*args[:-1], out=args[-1]), 0, (3,)
+    )
 
 
 def alone(V: Any, out: Any = None) -> Array:
@@ -668,7 +697,18 @@ def _plan(
         constants, (name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
         _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
-    return granularity, shapes, constants, (name, name, name), fast_path(kind, form)
+
+    def anew(data: tuple[Array, ...], s: Any, z: Any, out: Any) -> tuple[Array, None]:
+        x, v = data[-2:]
+        if backward:
+            return adaround_soft_backward(
+                data[0], x, v, s, z, quant_min, quant_max, axis=axis, group_size=group_size, out=out
+            ), None
+        return _rounded(
+            kernel, x, v, s, z, quant_min, quant_max, axis, group_size, out, target
+        ), None
+
+    return granularity, shapes, constants, (name, name, name), fast_path(kind, form, anew)
 
 
 def _qparams(

@@ -117,6 +117,7 @@ def _plan(
     bounds, eps, _ = how
     constants = checks.constants(*bounds, dtypes.int8)
     at_once = fast_dynamic(
-        kernel, kind, shape, dtype, bounds, eps, results, kinds, constants, dtypes.int8
-    )
+        kernel, kind, shape, dtype, bounds, eps, results, kinds, constants, dtypes.int8,
+        lambda x: quantize_per_token_dynamic(x, dtypes.int8, symmetric=symmetric),
+    )  # fmt: skip
     return choose, bounds, at_once

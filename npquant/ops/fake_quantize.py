@@ -12,7 +12,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path, repeated
 
 #: Of zero points on a GPU.
 _INTEGERS = dtypes.int32, dtypes.int64
@@ -286,7 +286,7 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         True, True, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
     )
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
-    if enabled and (done := at_once(x, scale, zero_point)) is not None:
+    if enabled and (done := at_once(x, scale, zero_point, None)) is not None:
         return done
     if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point, checks.truncated_int32)
@@ -927,7 +927,15 @@ def _tensor(
         kernel, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds, within,
         checks.QPARAM, masked=masked,
     )  # fmt: skip
-    return constants, names, kernel, fast_path(kind, form)
+
+    def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, Any]:
+        if in_arrays:
+            return fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+                x, s, z, True, lo, hi, rounding=rounding
+            )
+        return _per_tensor(x, s, z, lo, hi, rounding, masked, out)
+
+    return constants, names, kernel, fast_path(kind, form, anew)
 
 
 @checks.remembered
@@ -950,12 +958,17 @@ def _channels(
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-dtypes.EXACT32, dtypes.EXACT32), checks.QPARAMS
-    if not decomposed or names[2] == "float32":
+
+    def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, Any]:
+        run = _decomposed if decomposed else _per_channel
+        return run(x, s, z, axis, lo, hi, rounding, masked, out)
+
+    if kind is not np.ndarray or not decomposed or names[2] == "float32":
         form = Form(
             kernel + "_by_division" * divide, shape, dtype, *found, constants, names, dtype,
             dtypes.CODES, within, given, masked=masked,
         )  # fmt: skip
-        at_once = fast_path(kind, form)
+        at_once = fast_path(kind, form, anew)
     return granularity, shapes, constants, names, divide, at_once
 
 
@@ -1039,9 +1052,17 @@ def _masked(grad: Any, mask: Any, out: Any) -> Array:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:
         g, m = _with_axes_of_one(g, m)
+    if type(g) is not np.ndarray and (done := _on_gpu(type(g))((g, m), out)) is not None:
+        return done
     y = checks.output(out, g, g.dtype, ("mask",), (m,), "grad")
     backend.of(g).masked_gradient(g, m, y, given=out is not None)
     return y
+
+
+@checks.remembered
+def _on_gpu(kind: type) -> Callable[..., Any]:
+    """`_masked`, where equal calls come to the same."""
+    return repeated(kind, lambda data, out: _masked(data[0], data[1], out), 0, (2,))
 
 
 def _with_axes_of_one(g: Array, m: Array) -> tuple[Array, Array]:

@@ -201,7 +201,7 @@ class Form(NamedTuple):
     past: bool = False
 
 
-def fast_path(kind: type, form: Form) -> FastPath:
+def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
     """A function of an input of this form, its qparams, and perhaps `out`.
 
     It does all that is left: one kernel looks at the qparams, and goes on if there is nothing to
@@ -210,12 +210,10 @@ def fast_path(kind: type, form: Form) -> FastPath:
     contiguous, be it that the axes of the data lie in another order. Else nothing was written, and
     the result is None.
 
-    On a GPU nothing is looked at, and what an equal call has launched is launched again.
+    On a GPU nothing is looked at, and an equal call is what one came to: see `repeated`.
     """
     if kind is not np.ndarray:
-        return (
-            _again() if kind is not ArraySpec and isinstance(form.dtype, np.dtype) else no_fast_path
-        )
+        return repeated(kind, anew, form.place, (-1,))
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
         names, place, masked, inverse, past,
@@ -329,10 +327,18 @@ def fast_path(kind: type, form: Form) -> FastPath:
     return call
 
 
-def _again() -> FastPath:
+def repeated(
+    kind: type, anew: Any, lead: int = 0, written: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """What stands for a fast path on a GPU: an equal call is what one came to, see again.py.
+
+    `anew` takes the same arguments, and calls the op with them.
+    """
+    if kind is np.ndarray or kind is ArraySpec:
+        return no_fast_path
     from npquant.cuda import again
 
-    found: FastPath = again.fast_path()
+    found: Callable[..., Any] = again.repeated(anew, lead, written)
     return found
 
 
@@ -345,12 +351,13 @@ def fast_backward(
     shapes: checks.Shapes,
     constants: tuple[Any, ...],
     code: str,
+    anew: Backward,
 ) -> Backward:
     """The same of learned qparams: of (gradient, input) and qparams, to the gradients."""
     n = prod(shape)
     found = getattr(cpu, kernel).in_one_call(granularity, n, code) if kind is np.ndarray else None
     if found is None:
-        return no_fast_path
+        return repeated(kind, anew, 1)
     run, (tasks, block, channels, inner, count) = found
     # Up to here, threads are no faster.
     large = n * run.work > PARALLEL_FROM
@@ -404,6 +411,7 @@ def fast_choice(
     precision: str,
     results: tuple[int, ...],
     kinds: tuple[DType, DType],
+    anew: Any = None,
 ) -> FastPath:
     """A function of data of this shape and dtype, to scales and zero points in `results`' shape.
 
@@ -411,7 +419,7 @@ def fast_choice(
     """
     n = prod(shape)
     if kind is not np.ndarray or not few(granularity, n):
-        return no_fast_path
+        return repeated(kind, anew)
     channels, inner, _ = granularity
     choose, key = getattr(cpu, kernel), (dtype, precision, *kinds)
     compiled = choose.of_data
@@ -449,14 +457,15 @@ def fast_dynamic(
     kinds: tuple[DType, DType],
     constants: tuple[Any, ...],
     target: DType,
+    anew: Dynamic,
 ) -> Dynamic:
     """A function of data of this shape and dtype, to the codes, scales and zero points of its rows.
 
     One kernel does both with a row, and all is looked at when it is done; None if it cannot.
     """
     n, inner = prod(shape), shape[-1] if shape else 1
-    if kind is ArraySpec or dtype in dtypes.INTEGERS:
-        return no_fast_path
+    if dtype in dtypes.INTEGERS or kind is ArraySpec:
+        return repeated(kind, anew)
     if kind is not np.ndarray:
         from npquant.cuda import dynamic as on_gpu
 
@@ -464,7 +473,13 @@ def fast_dynamic(
         found: Dynamic | None = on_gpu.fast_path(
             kernel, shape, dtype, bounds, eps, results, kinds, constants, code, target
         )
-        return found or no_fast_path
+        again = repeated(kind, anew)
+
+        def on_a_gpu(x: Array) -> tuple[Array, Array, Array] | None:
+            done: tuple[Array, Array, Array] | None = again(x)
+            return found(x) if done is None and found is not None else done
+
+        return on_a_gpu
     if not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize):
         return no_fast_path
     run = getattr(dynamic, kernel).of_rows(inner)
@@ -493,11 +508,11 @@ def fast_dynamic(
 
 def fast_choice_of_range(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
-    eps: float, middle: int, precision: str, kinds: tuple[DType, DType],
+    eps: float, middle: int, precision: str, kinds: tuple[DType, DType], anew: Any,
 ) -> FastPath:  # fmt: skip
     """The same of (least, greatest) values, if they are in order."""
     if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
-        return no_fast_path
+        return repeated(kind, anew)
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
     (lo, hi), (scales, zero_points) = bounds, kinds
     results = shape or (1,)
@@ -530,15 +545,19 @@ def usual_state(low: Any, high: Any, scale: Any, zero_point: Any, shapes: checks
     )
 
 
+#: The places of what a step of training updates.
+_STATE = (2, 3, 4, 5)
+
+
 def fast_step(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, shapes: checks.Shapes,
     constant: float, bounds: tuple[int, int], eps: float, precision: tuple[str, str, str],
-    kinds: tuple[DType, ...], masked: bool,
+    kinds: tuple[DType, ...], masked: bool, anew: Any = None,
 ) -> FastPath:  # fmt: skip
     """A function of data, a switch and the state of one scale: a step of training in one kernel."""
     n, code = prod(shape), precision[2]
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
-        return no_fast_path
+        return repeated(kind, anew, 0, _STATE)
     fused, (lo, hi) = getattr(cpu, kernel), bounds
     entries = Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)
 
@@ -573,7 +592,7 @@ def fast_step(
 def fast_rows(
     kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, granularity: Granularity,
     shapes: checks.Shapes, constant: float, bounds: tuple[int, int], eps: float, code: str,
-    masked: bool,
+    masked: bool, anew: Any,
 ) -> FastPath:  # fmt: skip
     """The same with a scale for each row of contiguous data, in one pass over them."""
     n, (channels, inner, _) = prod(shape), granularity
@@ -583,7 +602,7 @@ def fast_rows(
         or code == "wide"
         or not dynamic.one_pass(channels, inner, dtype.itemsize)
     ):
-        return no_fast_path
+        return repeated(kind, anew, 0, _STATE)
     run, key, (lo, hi) = getattr(cpu, kernel).rows, (dtype, code, not masked), bounds
     large, grain = n * run.work >= PARALLEL_FROM, max(1, GRAIN // inner)
 

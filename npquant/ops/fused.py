@@ -272,17 +272,26 @@ def _plan(
     names = dtypes.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     kernel = "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm"
+
+    def anew(x: Array, observe: bool, a: Any, b: Any, s: Any, z: Any) -> tuple[Array, Any]:
+        return _fused(
+            x, observe, True, a, b, s, z, averaging_const, quant_min, quant_max, ch_axis,
+            per_row_fake_quant, symmetric_quant, masked,
+        )  # fmt: skip
+
     if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
         rows, lengths = layout.per_channel(shape, a), ((shape[a],),)
         at_once = fast_rows(
-            kernel, kind, shape, dtype, rows, lengths, c, bounds, SMALL_SCALE, names[2], masked
-        )
+            kernel, kind, shape, dtype, rows, lengths, c, bounds, SMALL_SCALE, names[2], masked,
+            anew,
+        )  # fmt: skip
         return rows, lengths, True, c, bounds, names, symmetric, at_once
     whole, shapes = layout.whole(prod(shape)), checks.ONE
     at_once = fast_step(
-        kernel, kind, shape, dtype, shapes, c, bounds, SMALL_SCALE, names, _ZERO_POINTS, masked
-    )
+        kernel, kind, shape, dtype, shapes, c, bounds, SMALL_SCALE, names, _ZERO_POINTS, masked,
+        anew,
+    )  # fmt: skip
     return whole, shapes, False, c, bounds, names, symmetric, at_once
 
 

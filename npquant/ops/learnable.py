@@ -13,7 +13,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import Form, fast_backward, fast_path
+from npquant.ops.fast_path import Form, fast_backward, fast_path, no_fast_path
 
 #: What `zero_point_rounding` may be.
 ZERO_POINT_ROUNDINGS = ("pytorch", "nearest")
@@ -864,12 +864,25 @@ def _plan(
     names = "float32", "float32", code
     if rounding:
         constants = lo, hi, factor
-        backward = fast_backward(gradients, kind, shape, dtype, *found, constants, code)
-        return *found, constants, names, gradients, backward
+        told = *found, constants, names, gradients, no_fast_path
+        backward = fast_backward(
+            gradients, kind, shape, dtype, *found, constants, code,
+            lambda data, s, z: _backward(data[0], data[1], s, z, told),
+        )  # fmt: skip
+        return *told[:-1], backward
     kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
     form = Form(kernel, shape, dtype, *found, constants, names, dtype, dtypes.LEARNED, (-inf, inf),
                 checks.QPARAM)  # fmt: skip
-    return *found, constants, names, kernel, fast_path(kind, form)
+    forward = *found, constants, names, kernel, no_fast_path
+
+    def anew(x: Array, scale: Any, zero_point: Any, out: Any) -> tuple[Array, None]:
+        if which:
+            return fake_quantize_learnable_per_tensor_affine(
+                x, scale, zero_point, lo, hi, factor, out=out
+            ), None
+        return _forward(x, scale, zero_point, forward, out), None
+
+    return *forward[:-1], fast_path(kind, form, anew)
 
 
 def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Array:

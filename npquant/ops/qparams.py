@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -501,10 +502,13 @@ def _with_steps(
     custom = checks.switch(custom, "has_customized_qrange", kind)
     scheme = _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
     name, bounds, middle = scheme
-    precision, eps = _precision(dtype, len(shape) == 1, eps)
+    precision, least = _precision(dtype, len(shape) == 1, eps)
     return scheme, fast_choice_of_range(
-        name, kind, shape, dtype, bounds, eps, middle, precision, _RESULTS
-    )
+        name, kind, shape, dtype, bounds, least, middle, precision, _RESULTS,
+        lambda ends: determine_qparams(
+            ends[0], ends[1], quant_min, quant_max, target, eps, custom, qscheme
+        ),
+    )  # fmt: skip
 
 
 @checks.remembered
@@ -519,8 +523,9 @@ def _proper(
     scheme = name, bounds, middle = _scheme(qscheme, (lo, hi), target, False)
     whole = layout.whole(prod(shape))
     return scheme, fast_choice(
-        name, kind, shape, dtype, whole, bounds, eps, middle, "float32", (1,), _RESULTS
-    )
+        name, kind, shape, dtype, whole, bounds, eps, middle, "float32", (1,), _RESULTS,
+        lambda x: _choose(x, *bounds, eps, target, qscheme),
+    )  # fmt: skip
 
 
 #: A kernel, the shape and the dtypes of scales and zero points, what the kernel is told, and what
@@ -555,12 +560,17 @@ def of_tokens(
     results = (*shape[:-1], 1) if shape else ()
     found = dtype if dtype in _KEPT else dtypes.float32
     at_once: FastPath = no_fast_path
+    anew: Callable[..., Any]
     if symmetric:
         kernel, kinds, how = "choose_per_token", (found, found), _OF_TOKENS
+        anew = choose_qparams_per_token
     else:
         kernel, kinds, how = "choose_per_token_asymmetric", _RESULTS, _OF_TOKENS_ASYMMETRIC
-    if symmetric or dtype not in dtypes.INTEGERS:  # of which the range is made floats first
+        anew = choose_qparams_per_token_asymmetric
+    # Of integers the range is made floats first.
+    if symmetric or dtype not in dtypes.INTEGERS or kind is not np.ndarray:
         at_once = fast_choice(
-            kernel, kind, shape, dtype, layout.per_token(shape), *how, "float64", results, kinds
-        )
+            kernel, kind, shape, dtype, layout.per_token(shape), *how, "float64", results, kinds,
+            lambda x: anew(x, dtypes.int8),
+        )  # fmt: skip
     return kernel, results, kinds, how, at_once

@@ -838,42 +838,54 @@ def _tensor(
         (), constants, (dtypes.compute(dtype).name, "int32", code), target, PYTHON_NUMBERS,
         (-end, end), checks.QPARAM, inverse=not divide,
     )  # fmt: skip
-    return constants, code, divide, fast_path(kind, form)
+
+    def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
+        return quantize_per_tensor(x, s, z, lo, hi, target, rounding=rounding, out=out), None
+
+    return constants, code, divide, fast_path(kind, form, anew)
 
 
 @checks.remembered
 def _per_channel(shape: tuple[int, ...], axis: Any, *codes: Any) -> _Plan:
-    return _codes(shape, checks.channels(shape, axis), "quantize_per_channel", *codes)
+    return _codes(shape, checks.channels(shape, axis), "quantize_per_channel", axis, *codes)
 
 
 @checks.remembered
 def _per_token(shape: tuple[int, ...], *codes: Any) -> _Plan:
-    return _codes(shape, checks.tokens(shape), "quantize_per_token", *codes)
+    return _codes(shape, checks.tokens(shape), "quantize_per_token", None, *codes)
 
 
 @checks.remembered
 def _per_group(shape: tuple[int, ...], group_size: Any, *codes: Any) -> _Plan:
-    return _codes(shape, checks.groups(shape, group_size, 2), "quantize_per_token", *codes)
+    return _codes(shape, checks.groups(shape, group_size, 2), "quantize_per_token", None, *codes)
 
 
 def _codes(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], kernel: str,
-    dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any, target: dtypes.DType,
-    rounding: Any,
+    axis: Any, dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
+    target: dtypes.DType, rounding: Any,
 ) -> _Plan:  # fmt: skip
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
     constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
     at_once: FastPath = no_fast_path
     precision = "float32", "float32", code
-    if rows or dtype != dtypes.float64:  # to which the scales of channels are cast
+    told = *found, constants, precision, divide, no_fast_path
+
+    def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
+        if rows:
+            return _quantize_rows(told, x, s, z, target, out), None
+        return quantize_per_channel(x, s, z, axis, lo, hi, target, rounding=rounding, out=out), None
+
+    # To float64 the scales of channels are cast first.
+    if kind is not np.ndarray or rows or dtype != dtypes.float64:
         end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
         kernel = _by_division(target) if divide else kernel
         kinds = dtypes.KEPT if rows else dtypes.CODES
         form = Form(kernel, shape, dtype, *found, constants, precision, target, kinds, (-end, end),
                     checks.QPARAMS)  # fmt: skip
-        at_once = fast_path(kind, form)
-    return *found, constants, precision, divide, at_once
+        at_once = fast_path(kind, form, anew)
+    return *told[:-1], at_once
 
 
 #: Granularity and shapes of qparams, the dtype of the result, and what does it all at once if it
@@ -898,7 +910,11 @@ def _from_tensor(
         kernel, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result, PYTHON_NUMBERS,
         within, checks.QPARAM,
     )  # fmt: skip
-    return result, names, fast_path(kind, form)
+
+    def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
+        return dequantize_per_tensor(q, s, z, *bounds[:3], out_dtype=result, out=out), None
+
+    return result, names, fast_path(kind, form, anew)
 
 
 @checks.remembered
@@ -912,31 +928,42 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
         kernel, kinds, within = "dequantize_promoted", dtypes.CODES, _exact_within(dtype)
     form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
                 checks.QPARAMS)  # fmt: skip
-    return *found, result, fast_path(kind, form)
+
+    def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
+        return dequantize_per_channel(q, s, z, axis, *bounds[:3], out_dtype=result, out=out), None
+
+    return *found, result, fast_path(kind, form, anew)
 
 
 @checks.remembered
 def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> _Back:
     checks.bounds_of(*bounds)
-    return _promoting(shape, checks.tokens(shape), output_dtype, *bounds[2:])
+    return _promoting(shape, checks.tokens(shape), checks.kept_qparams, output_dtype, *bounds[2:])
 
 
 @checks.remembered
 def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> _Back:
     checks.bounds_of(*bounds)
-    return _promoting(shape, checks.groups(shape, group_size, 2), output_dtype, *bounds[2:])
+    found = checks.groups(shape, group_size, 2)
+    return _promoting(shape, found, _qparams_or_none, output_dtype, *bounds[2:])
 
 
 def _promoting(
-    shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], output_dtype: Any,
-    dtype: dtypes.DType, kind: type,
+    shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes],
+    qparams: Callable[..., Any], output_dtype: Any, dtype: dtypes.DType, kind: type,
 ) -> _Back:  # fmt: skip
     result = _output_dtype(output_dtype, "output_dtype")
     at_once: FastPath = no_fast_path
-    if dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
+    told = *found, result, no_fast_path
+
+    def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
+        return _dequantize_rows(told, q, s, z, out, qparams), None
+
+    # Of all but int32 the differences with small integers are exact in float32.
+    if kind is not np.ndarray or dtype != dtypes.int32:
         form = Form("dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result,
                     dtypes.CODES, (-_SMALL, _SMALL), checks.QPARAMS)  # fmt: skip
-        at_once = fast_path(kind, form)
+        at_once = fast_path(kind, form, anew)
     return *found, result, at_once
 
 

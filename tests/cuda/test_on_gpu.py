@@ -81,6 +81,7 @@ class OnStream:
 
 @pytest.fixture
 def streams():
+    to_device(np.zeros(1))  # makes the context that streams are of
     made = [
         checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
         for _ in range(2)
@@ -228,3 +229,15 @@ def test_captured_graph(name, streams):
         assert_same(to_host(out.array), results(name, only)[0], str(seed))
     checked(driver.cuGraphExecDestroy(executable))
     checked(driver.cuGraphDestroy(graph))
+
+
+def test_the_regularizer_of_many_floats():
+    """Its sum and its gradient have the CPU's bits: quotients are made in another way there."""
+    V = np.arange(0, 2**32, 61, np.uint32).view(np.float32)
+    there = to_device(V)
+    for beta in (1.5, 20.0):
+        got = nq.adaround_regularizer_backward(there, beta, 0.37)
+        assert_same(to_host(got), nq.adaround_regularizer_backward(V, beta, 0.37))
+    some = V[np.abs(V) < 9]  # a NaN would be the sum of all
+    got = nq.adaround_regularizer(to_device(some), 1.5)
+    assert_same(to_host(got), nq.adaround_regularizer(some, 1.5))

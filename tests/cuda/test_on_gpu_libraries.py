@@ -1,5 +1,6 @@
 """Tensors of PyTorch and arrays of CuPy on a GPU: their memory, streams and graphs."""
 
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
 import ml_dtypes
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from calls import CALLS, arguments, axes, fits, results
+from calls import CALLS, DATA, arguments, axes, fits, results
 from cases import assert_same
-from npquant.cuda import to_device, to_host
+from npquant.cuda import target, to_device, to_host
 from npquant.modules import FakeQuantize, PerChannelMinMaxObserver
+from twins import at_once
 
 
 class PyTorch:
@@ -161,6 +163,39 @@ STREAMED = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _repeated_at_once(monkeypatch):
+    at_once(monkeypatch)
+
+
+@contextmanager
+def again():
+    """What is called in here must be what an equal call came to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target.Kernel, "__call__", lambda *args: pytest.fail("the long way"))
+        yield
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_call_again(library, name):
+    """With other data at other addresses, on a stream of its own, behind what is computed there."""
+    shape = next(s for s in ((257, 4100), (100_003,)) if fits(name, s))
+    for axis in axes(name, shape):
+        kept = []  # or the next call would be given the same memory
+        for seed in range(3):
+            kwargs = arguments(name, shape, axis, seed)
+            expected = results(name, {k: np.copy(v) if isinstance(v, np.ndarray) else v
+                                      for k, v in kwargs.items()})  # fmt: skip
+            with library.stream():
+                there = on(library, kwargs)
+                data = next(k for k in DATA if k in there)
+                there[data] = library.occupied(there[data])
+                with again() if seed else nullcontext():
+                    got = results(name, there)
+                same(library, got, expected, (axis, seed))
+                kept.append((there, got))
+
+
 @pytest.mark.parametrize("name", STREAMED)
 def test_the_current_stream(library, name):
     """All of an op goes to it, behind what is still being computed there."""
@@ -198,7 +233,7 @@ def test_a_graph_of_pytorch(torch, name):
     there = on(library, kwargs)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph), again():
         got = results(name, there)
     data = next(k for k in ("input", "V") if k in kwargs)
     for seed in (1, 2):

@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from calls import CALLS, DATA, STATE, WITH_OUT, arguments, axes, fits, results
+from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, fits, results
 from cases import assert_same
 from every_kernel import TRUTHS
 from npquant import cuda
+from npquant.checks.calls import forget
 from npquant.cuda import loops, target
 from npquant.cuda.arrays import SIMULATED, device
 from test_layouts import DENSE, LAYOUTS, relaid
-from twins import given
+from twins import at_once, given
+
+
+@pytest.fixture(autouse=True)
+def _repeated_at_once(monkeypatch):
+    at_once(monkeypatch)
+
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = [(9, 28), (3, 5, 2, 4), (37,)]
@@ -72,51 +79,33 @@ def test_bits(name, place):
                 assert strides(y) == strides(z), (shape, axis)
 
 
-#: What is launched again at once, and no more: the elementwise ops of one array and qparams.
-AGAIN = [
-    name
-    for name in WITH_OUT + [n for n in CALLS if n.endswith(("cachemask", "tensor_qparams"))]
-    if {"scale", "scales"} & arguments(name, (2, 8)).keys()
-    and not name.startswith(("adaround", "fused"))
-]
-
-
 @contextmanager
 def the_short_way(short=True):
-    """What is called in here goes the short way by one launch, or does not."""
-    runs, launches = [], []
+    """What is called in here is what an equal call came to, or goes the long way."""
+    launches = []
     with pytest.MonkeyPatch.context() as patch:
-        run, launch = loops.Map.__call__, target.Kernel.__call__
-        patch.setattr(loops.Map, "__call__", lambda *args: runs.append(1) or run(*args))
+        launch = target.Kernel.__call__
         patch.setattr(target.Kernel, "__call__", lambda *args: launches.append(1) or launch(*args))
         yield
-    if short:
-        assert (len(runs), len(launches)) == (0, 1)
-    else:
-        assert runs
+    assert bool(launches) != short
 
 
-def integers(kwargs):
-    """The zero point of one tensor as int32, as which it is taken: it comes as a float."""
-    if np.shape(kwargs["scale"]) == (1,) and kwargs["zero_point"].dtype == np.float32:
-        kwargs["zero_point"] = kwargs["zero_point"].astype(np.int32)
-    return kwargs
-
-
-@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize("name", CALLS)
 def test_the_same_call_again(name):
-    """With other data, and qparams that lie elsewhere."""
-    for shape, axis in every_call(name, SHAPES[:1] if SIMULATED else SHAPES):
-        for seed in range(3):
-            kwargs = arguments(name, shape, axis, seed)
-            if name.endswith("_cachemask_tensor_qparams"):
-                kwargs = integers(kwargs)
-            there, expected = on_device(kwargs), results(name, kwargs)
-            with the_short_way() if seed else nullcontext():
-                got = results(name, there)
-            assert_same(to_host(got), expected, (shape, axis, seed))
-            for y, z in zip(got, expected, strict=True):
-                assert strides(y) == strides(z), (shape, axis, seed)
+    """With other data, at other addresses, as it lies and through strides."""
+    calls = every_call(name, SHAPES[: 1 + (name in ONE_AXIS) * 2] if SIMULATED else SHAPES)
+    for shape, axis in calls:
+        for place in ("C",) if SIMULATED and axis else ("C", "every second"):
+            kept = []  # or the next call would be given the same memory
+            for seed in range(3):
+                kwargs = relaid(arguments(name, shape, axis, seed), LAY[place], DATA)
+                there, expected = on_device(kwargs), results(name, kwargs)
+                with the_short_way() if seed else nullcontext():
+                    got = results(name, there)
+                kept.append((there, got))
+                assert_same(to_host(got), expected, (shape, axis, place, seed))
+                for y, z in zip(got, expected, strict=True):
+                    assert place != "C" or strides(y) == strides(z), (shape, axis, seed)
 
 
 FAKE = "fake_quantize_per_channel_affine"
@@ -151,14 +140,22 @@ def test_again_in_another_way():
     for lay in ("every second", "Fortran"):
         again(False, lay=LAY[lay], **by)
     again(True, lay=LAY["Fortran"], **by)
-    again(False, lay=LAY["every second"], **by)  # copied first, each time
+    again(True, lay=LAY["every second"], **by)  # copied first, each time
 
 
 def test_what_is_converted_is_converted_again():
-    for scale in (np.linspace(0.1, 1, 9), np.linspace(0.5, 2, 9)):
-        again(False, scale=scale, quant_min=-4)
-    for zero_point in (np.arange(9) - 4, np.arange(9) - 3):
-        again(False, zero_point=zero_point, quant_min=-4, quant_max=6)
+    for i, scale in enumerate((np.linspace(0.1, 1, 9), np.linspace(0.5, 2, 9))):
+        again(i == 1, scale=scale, quant_min=-4)
+    for i, zero_point in enumerate((np.arange(9) - 4, np.arange(9) - 3)):
+        again(i == 1, zero_point=zero_point, quant_min=-4, quant_max=6)
+
+
+def test_what_nobody_can_know_is_looked_at_each_time():
+    """Zeros have signs that keys have not, and scalars of NumPy are arrays."""
+    for _ in range(2):
+        again(False, "quantize_per_tensor", scale=np.float32(0.5), zero_point=0)
+        for weight in (0.0, -0.0):
+            again(False, "adaround_regularizer_backward", weight=weight)
 
 
 def test_numbers_are_told_apart():
@@ -188,10 +185,39 @@ def test_out_again():
         for itself in (False, True):
             there = on_device(kwargs)
             out = there["input"] if itself else given(np.zeros_like(kwargs["input"]))
-            with the_short_way(seed == 1 or itself):
+            with the_short_way(seed == 1):
                 (got,) = results(FAKE, there | {"out": out})
             assert got is out
             assert_same(to_host(out), expected)
+
+
+STEP = "fused_moving_avg_obs_fake_quant"
+
+
+def test_a_step_that_shares_memory_is_refused_again():
+    """Whether an equal step has been done or not."""
+    kwargs = on_device(arguments(STEP, (3, 8), 0) | {"quant_max": 5})
+    for _ in range(2):
+        for one, other in (("running_min", "running_max"), ("running_max", "scale")):
+            with pytest.raises(ValueError, match=f"{other} must be apart from {one}"):
+                results(STEP, kwargs | {other: kwargs[one]})
+        results(STEP, kwargs)
+    with the_short_way():
+        results(STEP, kwargs)
+
+
+def test_a_gradient_that_is_the_input():
+    """Addresses of one array, given twice, do not say which of the two a kernel is given."""
+    name = "fake_quantize_learnable_per_tensor_affine_backward"
+    for twice in (True, False, True):
+        kwargs = arguments(name, (2, 9), 0) | {"quant_max": 6}
+        there = on_device(kwargs)
+        if twice:
+            there["grad"], kwargs["grad"] = there["input"], kwargs["input"]
+        else:
+            kwargs["grad"] = kwargs["grad"].astype(np.float32)
+            there["grad"] = given(kwargs["grad"])
+        assert_same(to_host(results(name, there)), results(name, kwargs))
 
 
 @by_place("reversed")
@@ -234,8 +260,11 @@ def test_every_length(name):
 
 #: Of one element, shorter and longer than a block takes at once, which no vector divides.
 ROWS = ((3, 1), (2, 3, 64), (2, 331))
+#: Several of a block, the last with fewer; of a team that no halves make; and read again.
+HELD = ((17, 16), (1, 1400), (1, 2048))
 if not SIMULATED:
     ROWS += ((3, 5), (2, 3, 264), (300, 4096), (33, 5, 1000), (5, 32768), (2, 40000), (70_001, 32))
+    HELD += ((5, 11008), (999, 128), (3, 2047), (3, 16384))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -253,10 +282,21 @@ def test_rows_with_qparams_of_their_own(dtype, symmetric):
             assert_same(to_host(got), expected, shape)
 
 
+@pytest.mark.parametrize("shape", HELD, ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_held_and_read_again(dtype, shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(nq.dtypes.canonical(dtype, "dtype"))
+    x *= np.arange(1, len(x) + 1, dtype=x.dtype)[:, None]  # no row has the range of another
+    for part in (x, np.roll(x, 1, 1)):
+        expected = nq.quantize_per_token_dynamic(part, np.int8)
+        assert_same(to_host(nq.quantize_per_token_dynamic(given(part), np.int8)), expected)
+
+
 @pytest.mark.parametrize("inner", [70, 72])
 def test_runs_in_parts(monkeypatch, inner):
     """Those too long for one launch; on a GPU, a vector that begins anywhere is an error."""
     monkeypatch.setattr(loops, "LONGEST", 32)
+    forget()  # what equal calls have come to
     name = "fake_quantize_per_channel_affine_cachemask"
     kwargs = arguments(name, (3, inner), 0)
     assert_same(to_host(results(name, on_device(kwargs))), results(name, kwargs))
@@ -289,8 +329,9 @@ def assert_same_or_error(name, kwargs, there, note=""):
 @pytest.mark.parametrize("name", CALLS)
 def test_no_elements(name):
     for shape, axis in every_call(name, ((0,), (0, 4), (4, 0), (2, 0, 4))):
-        kwargs = arguments(name, shape, axis)
-        assert_same_or_error(name, kwargs, on_device(kwargs), (shape, axis))
+        for _ in range(2):
+            kwargs = arguments(name, shape, axis)
+            assert_same_or_error(name, kwargs, on_device(kwargs), (shape, axis))
 
 
 @by_place("unaligned")
