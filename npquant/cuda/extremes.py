@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 
 from npquant.cuda.arrays import DeviceArray, device
+from npquant.cuda.loops import unrolled
 from npquant.cuda.reduce import Shape, divided, parts_of, walked
-from npquant.cuda.target import COUNT, THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas.base import extremes_of, formula
@@ -18,11 +19,21 @@ from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import LANES, TILE, Granularity
 from npquant.primitives import KEYS, item, key
 
+#: Bytes of a channel from which on a team is not for it, and its elements from which on lanes are
+#: slower than a block is. (Measured.)
+SHORTEST, LONGEST = 1024, 4096
+
 
 def kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """The integers that keys are, and those that are compared: registers are of 32 bits."""
     kind: Any = dtype.type if dtype.kind in "iu" else KEYS[dtype.itemsize]
     return kind, kind if np.dtype(kind).itemsize >= 4 else np.int32
+
+
+def ends(number: Any) -> tuple[Any, Any]:
+    """The greatest and the least of these integers: what is found among no elements."""
+    of = np.iinfo(number)
+    return number(of.max), number(of.min)
 
 
 @formula
@@ -76,6 +87,58 @@ def of_a_run(
     return extremes  # type: ignore[no-any-return]
 
 
+#: Threads of a block whose teams are small.
+BLOCK = 32 if SIMULATED else 128
+
+
+class Team(NamedTuple):
+    """The threads of a row, each of which has `held` vectors of `width` elements, or fewer."""
+
+    width: int
+    held: int
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        """Those of a block."""
+        return max(1, BLOCK // self.threads)
+
+    @staticmethod
+    def of(length: int, width: int, held: int = 2) -> Team:
+        """One for rows of so many elements."""
+        there = -(-length // width)
+        held = min(held, there)
+        threads = -(-there // held)
+        rounded = 1 << (threads - 1).bit_length()
+        return Team(width, held, rounded if rounded <= BLOCK else -(-threads // 32) * 32)
+
+
+def of_a_team(
+    low: Callable[..., Any], high: Callable[..., Any], number: Any, team: Team
+) -> Callable[..., Any]:
+    """What thread `part` of a team finds among `left` elements, which it leaves in `values`.
+
+    ``((highest, lowest), (part, left, data, values)) -> (key, key)``
+    """
+    width, held, threads = team
+    load = vectors(width, 1).load
+
+    @formula
+    def extremes(u: Any, found: Any, told: Any) -> Any:
+        part, left, data, values = told
+        lo, hi = found
+        e = COUNT(COUNT(u * threads * width) + COUNT(part) * COUNT(width))
+        if e < left:
+            vector = load(data, e, COUNT(0))
+            for k in range(width):
+                v = vector[0][k]
+                values[0][u * width + k] = v
+                lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
+        return lo, hi
+
+    return unrolled(extremes, 0, held)
+
+
 class Extremes:
     """x -> the least and the greatest element of each channel, in one pass.
 
@@ -89,6 +152,7 @@ class Extremes:
         self._low, self._high = low, high
         self.runs = Kernel(self._make_runs, f"extremes_{low.__name__}_runs")
         self.lanes = Kernel(self._make_lanes, f"extremes_{low.__name__}_lanes")
+        self.teams = Kernel(self._make_teams, f"extremes_{low.__name__}_teams")
 
     def __call__(self, granularity: Granularity, x: Any) -> tuple[DeviceArray, DeviceArray]:
         x = device(x)
@@ -98,7 +162,16 @@ class Extremes:
             return found
         for layout, (flat,) in pieces(granularity, (x,), ()):
             shape = Shape.of(layout, x.size)
-            across = shape.beside or shape.short
+            # Longer loops over the elements of a vector would not be unrolled.
+            width = min(shape.width(flat), 8)
+            if width > 1 and shape.short(SHORTEST // x.dtype.itemsize):
+                team = Team.of(shape.length, width)
+                blocks, threads = -(-channels // team.rows), team.threads * team.rows
+                data = [a.argument() for a in (flat, *found)]
+                args: Any = (channels, shape.length, *data)
+                self.teams(blocks, threads, args, (x.dtype, *team), x.stream())
+                continue
+            across = shape.beside or shape.short(LONGEST)
             wide, blocks, pitch, jump = shape.across() if across else (1, channels, 1, 1)
             parts, span = parts_of(shape.length, blocks, LANES * LANES if across else TILE)
             whole = parts == 1
@@ -107,12 +180,11 @@ class Extremes:
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
             if across:
                 args = (channels, blocks, pitch, jump, shape.length, *rest)
-                key: tuple[Any, ...] = (x.dtype, wide, shape.beside, shape.batch, whole)
-                self.lanes(blocks * parts, wide * LANES, args, key, x.stream())
+                form: tuple[Any, ...] = (x.dtype, wide, shape.beside, shape.batch, whole)
+                self.lanes(blocks * parts, wide * LANES, args, form, x.stream())
             else:
-                # Longer loops over the elements of a vector would not be unrolled.
-                key = (x.dtype, min(shape.width(flat), 8), shape.single, whole)
-                self.runs(channels * parts, THREADS, (*shape, *rest), key, x.stream())
+                form = (x.dtype, width, shape.single, whole)
+                self.runs(channels * parts, THREADS, (*shape, *rest), form, x.stream())
             if not whole:
                 args = (parts, *(a.argument() for a in (*to, *found)))
                 _all_parts(channels, THREADS, args, (x.dtype,), x.stream())
@@ -146,6 +218,31 @@ class Extremes:
 
         to = pointer(x if whole else kind)
         return kernel, (*[types.int64] * 5, pointer(x), to, to)
+
+    def _make_teams(self, x: Any, *form: int) -> tuple[Callable[..., None], Types]:
+        team, (kind, number) = Team(*form), kinds(x)
+        shared, (highest, lowest) = getattr(types, np.dtype(number).name), ends(number)
+        threads, several = team.threads, team.rows
+        room, values_of = threads * several, vectors(team.width, team.held).scratch
+        extremes = of_a_team(self._low, self._high, number, team)  # what it leaves nobody reads
+
+        def kernel(channels: Any, length: Any, x: Any, least: Any, greatest: Any) -> None:
+            """A team for each channel."""
+            lows = cuda.shared.array(room, shared)
+            highs = cuda.shared.array(room, shared)
+            t, first = cuda.threadIdx.x, np.int64(cuda.blockIdx.x) * several
+            own, part = t // threads, t % threads
+            c = first + own
+            left = COUNT(length) if c < channels else COUNT(0)
+            data = moved((x,), c * length)
+            to = part * several + own
+            told = part, left, data, values_of(data)
+            lows[to], highs[to] = extremes((highest, lowest), told)
+            _fold_extremes(t, lows, highs, threads, several)
+            if t < several and first + t < channels:
+                _write_extremes(first + t, kind(lows[t]), kind(highs[t]), least, greatest)
+
+        return kernel, (types.int64, types.int64, *[pointer(x)] * 3)
 
     def _make_lanes(
         self, x: Any, wide: int, beside: bool, batch: int, whole: bool

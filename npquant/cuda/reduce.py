@@ -15,8 +15,9 @@ from npquant.layout import LANES, Layout
 
 #: Channels of a block where they lie side by side: a warp reads 32 of them at once.
 BESIDE = 4 if SIMULATED else 32
-#: Channels of a block where they are short, and what is short: it would not keep a block busy.
-SEVERAL, SHORT = 2 if SIMULATED else 16, 512
+#: Channels of a block where they are short, and what is: one would not keep a block busy. Where
+#: there are so MANY, longer ones are, too; how long they may be each kernel says.
+SEVERAL, SHORT, MANY = 2 if SIMULATED else 16, 512, 4 if SIMULATED else 2048
 #: Elements that a thread asks for, where it is a lane, before it computes: see `Shape.batch`.
 BATCH = 4
 #: Blocks that minima and maxima are divided among, if each then has a tile or so: some times what a
@@ -51,10 +52,10 @@ class Shape(NamedTuple):
         """Whether the channels lie side by side."""
         return self.inner == 1 and self.channels > 1
 
-    @property
-    def short(self) -> bool:
+    def short(self, longest: int) -> bool:
         """Whether a block takes several channels, each of one run."""
-        return self.single and self.channels > 1 and self.length < SHORT
+        longest = longest if self.channels >= MANY else min(longest, SHORT)
+        return self.single and self.channels > 1 and self.length < longest
 
     def width(self, *arrays: DeviceArray) -> int:
         """How many elements are accessed at once."""

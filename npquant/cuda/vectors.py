@@ -167,10 +167,11 @@ _WORD, _INDEX = ir.IntType(32), ir.IntType(64)
 
 
 def _addresses(builder: Any, args: Any, count: int) -> list[Any]:
-    """Where each vector begins."""
+    """Where each vector begins: of a constant step, a constant number of bytes from the first."""
     pointer, i, step = args[:3]
-    starts = [builder.add(i, builder.mul(step, ir.Constant(step.type, u))) for u in range(count)]
-    return [builder.gep(pointer, [builder.zext(start, _INDEX)]) for start in starts]
+    first = builder.gep(pointer, [builder.zext(i, _INDEX)])
+    steps = [builder.mul(step, ir.Constant(step.type, u)) for u in range(count)]
+    return [builder.gep(first, [builder.zext(s, _INDEX)]) for s in steps]
 
 
 def _elements(context: Any, builder: Any, at: Any, element: Any, width: int) -> list[Any]:

@@ -13,6 +13,7 @@ from simulated import both, download, upload
 from npquant import cpu, cuda, layout
 from npquant.cuda import learnable, metrics, reduce
 from npquant.cuda import sums as twins
+from npquant.cuda.target import Kernel
 from npquant.layout import GROUP, TILE
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -75,6 +76,15 @@ def unaligned(x):
     return room[1:].reshape(x.shape)
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels that are launched."""
+    names, launch = [], Kernel.__call__
+    noted = lambda kernel, *args: names.append(kernel.name) or launch(kernel, *args)
+    monkeypatch.setattr(Kernel, "__call__", noted)
+    return names
+
+
 def gradients(name, shape, granularity, dtype=np.float32, lay=np.asarray, code="float32",
               sums=(np.float32, np.float32)):  # fmt: skip
     """Both kernels on gradients of these shapes."""
@@ -115,6 +125,45 @@ def test_channels_far_apart(where, monkeypatch):
     shape, granularity = LAYOUTS[where]
     gradients("learnable_gradients_per_channel", shape, granularity)
     extremes("minmax", data(shape), granularity)
+
+
+#: Channels that are short, of lengths that the lanes of a team divide, and one that is too long.
+TEAMS = {
+    "groups of 16": ((7, 32), lambda s: layout.per_channel_group(s, 16)),
+    "groups of 32": ((5, 96), lambda s: layout.per_channel_group(s, 32)),
+    "groups of 128": ((3, 256), lambda s: layout.per_channel_group(s, 128)),
+    "rows": ((19, 48), layout.per_token),
+    "longest rows": ((2, twins.SHORTEST // 4 - 16), layout.per_token),
+}
+
+
+@pytest.mark.parametrize("where", TEAMS)
+def test_gradients_by_teams(where, launched):
+    """The last block has more teams than there are channels."""
+    shape, granularity = TEAMS[where]
+    gradients("learnable_gradients_per_channel", shape, granularity)
+    assert launched[0].endswith("_teams")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_of_dtypes_by_teams(dtype, launched):
+    shape, granularity = TEAMS["groups of 32"]
+    code = "float64" if dtype == np.float64 else "float32"
+    sums = np.float64, np.float32
+    gradients("learnable_gradients_per_channel_nearest", shape, granularity, dtype, code=code,
+              sums=sums)  # fmt: skip
+    assert launched[0].endswith("_teams")
+
+
+def test_rows_that_are_no_teams(launched):
+    """Of a length that lanes do not divide, or that begin where no vector does, and longer ones."""
+    gradients("learnable_gradients_per_channel", (5, 40), layout.per_token)
+    gradients("learnable_gradients_per_channel", (5, 32), layout.per_token, lay=unaligned)
+    gradients("learnable_gradients_per_channel", (2, 256), layout.per_token)
+    gradients("learnable_gradients_per_channel", (reduce.MANY, 516), layout.per_token)
+    assert [name.endswith("_lanes") for name in launched] == [True] * 4
+    gradients("learnable_gradients_per_channel", (reduce.MANY - 1, 516), layout.per_token)
+    assert launched[4].endswith("_runs")
 
 
 @pytest.mark.parametrize("lay", [transposed, strided])
@@ -209,6 +258,19 @@ def test_extremes_of_dtypes(where, dtype):
         x.reshape(-1)[x.size // 3] = special
         for name in ("minmax", "minmax_finite"):
             extremes(name, x, granularity)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.int8, np.int32, np.uint8])
+@pytest.mark.parametrize("length", [16, 48])
+def test_extremes_by_teams(dtype, length, launched):
+    """Wherever they are in a row; the last block has more teams than there are rows."""
+    x = data((length + 3, length)).astype(dtype)
+    places = np.arange(length)
+    x[places, places], x[places, (places + 5) % length] = 100, 120 if dtype is np.uint8 else -100
+    names = ["minmax"] if np.dtype(dtype).kind in "iu" else ["minmax", "minmax_finite"]
+    for name in names:
+        extremes(name, x, layout.per_token)
+    assert [name.endswith("_teams") for name in launched] == [True] * len(names)
 
 
 @pytest.mark.parametrize("lay", [transposed, strided, unaligned])
