@@ -1,6 +1,6 @@
 """npquant on a GPU beside PyTorch and beside a plain copy: one run of under eight minutes.
 
-    python asv_benchmarks/gpu.py [gpu-results.json]
+    python asv_benchmarks/gpu.py [gpu-results.json] [--processes 6]
     python asv_benchmarks/gpu.py --markdown gpu-results.json
 
 Every op and layout at 2**20, 2**28 and 2**24 elements. npquant, PyTorch's op on the same data and
@@ -8,16 +8,19 @@ the copy take turns; what is printed are medians of samples between two CUDA eve
 of the bandwidth of a copy of 2**28 float32. Compilation and first calls are not timed. All figures
 go to the file as soon as they are there, and so does what could not be measured, and why. Without a
 GPU that runs kernels nothing is measured, and the exit status is 1. npquant need not be installed:
-PYTHONPATH may name the folder that it lies in.
+PYTHONPATH may name the folder that it lies in. Most of the time goes by while kernels are compiled:
+several processes do that beside each other, and measure one at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import inspect
 import json
 import platform
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +28,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from benchmarks import cases, peers
@@ -47,12 +51,30 @@ SAMPLE_SECONDS, CASE_SECONDS, LEAST_ROUNDS = 0.002, 0.3, 5
 Call = Callable[[], Any]
 
 
+class Part(NamedTuple):
+    """What one of several processes measures: every `of`-th case; alone, all of them."""
+
+    number: int = 0
+    of: int = 1
+    #: A file that is locked while one measures.
+    turn: str = ""
+
+    def some(self, cases: Iterator[tuple[str, Case]]) -> Iterator[tuple[int, str, Case]]:
+        """Yield (place among all, layout, case)."""
+        for place, (name, case) in enumerate(cases):
+            if place % self.of == self.number:
+                yield place, name, case
+
+
+ALONE = Part()
+
+
 # --- cases ------------------------------------------------------------------------------------
 
 
 def layouts(n: int) -> dict[str, Layout]:
     """Every granularity for `n` elements, a power of two that is at least 2**8."""
-    few, long = min(64, n // 16), min(4096, n // 2)
+    few, long, short = min(64, n // 16), min(4096, n // 2), min(512, n // 4)
     inner = max(n // 2**12, 4) if n < 2**20 else 256
     last = min(1024, n // 4)
     return {
@@ -61,6 +83,7 @@ def layouts(n: int) -> dict[str, Layout]:
         "per channel, middle axis": cases.per_channel(n // few // inner, few, inner, axis=1),
         "per channel, last axis": cases.per_channel(n // last, last, axis=1),
         "per token": cases.per_token(n // long, long),
+        "tokens of 512": cases.per_token(n // short, short),
         "groups of 32": cases.per_group(n // long, long, size=32),
         "groups of 128": cases.per_group(n // long, long, size=128),
     }
@@ -70,7 +93,7 @@ def layouts(n: int) -> dict[str, Layout]:
 _KINDS = {
     "tensor": ("per tensor",),
     "axis": ("per channel, first axis", "per channel, middle axis", "per channel, last axis"),
-    "token": ("per token",),
+    "token": ("per token", "tokens of 512"),
     "group": ("groups of 32", "groups of 128"),
 }
 #: It is given one range a channel, and no data.
@@ -161,10 +184,10 @@ def on_device(case: Case, arrays: Arrays) -> tuple[Case, OnDevice]:
 class Clock:
     """Milliseconds on the device, between events on the default stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: str = "") -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._driver, self._turn = driver, turn
         flag = int(driver.CUevent_flags.CU_EVENT_DEFAULT)
         self._start, self._end = (self.checked(driver.cuEventCreate(flag)) for _ in range(2))
 
@@ -174,6 +197,16 @@ class Clock:
         if int(error):
             raise RuntimeError(f"CUDA: {error.name}")
         return values[0] if values else None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While no other process measures."""
+        if not self._turn:
+            yield
+            return
+        with open(self._turn, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def sample(self, call: Call, n: int) -> float:
         """Milliseconds of one of `n` calls in a row."""
@@ -191,10 +224,15 @@ class Clock:
 
     def medians(self, calls: dict[str, Call]) -> dict[str, float]:
         """The median milliseconds of each call, of samples that are taken in turn."""
+        for call in calls.values():  # which compiles
+            call()
+        self.wait()
+        with self.turn():
+            return self._medians(calls)
+
+    def _medians(self, calls: dict[str, Call]) -> dict[str, float]:
         counts = {}
         for name, call in calls.items():
-            call()
-            self.wait()
             once = min(self.sample(call, 1) for _ in range(3))
             counts[name] = max(1, round(SAMPLE_SECONDS * 1e3 / max(once, 1e-3)))
         samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -207,6 +245,12 @@ class Clock:
 
     def overhead(self, calls: dict[str, Call], n: int = 2000) -> dict[str, float]:
         """The median microseconds that a call keeps the host, the device not waited for."""
+        for call in calls.values():
+            call()
+        with self.turn():
+            return self._overhead(calls, n)
+
+    def _overhead(self, calls: dict[str, Call], n: int) -> dict[str, float]:
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(9):
             for name, call in calls.items():
@@ -376,7 +420,7 @@ class Found:
 
 def main(
     path: str = "gpu-results.json", sizes: tuple[int, ...] = (), seconds: float | None = None,
-    compiled: bool = True,
+    compiled: bool = True, part: Part = ALONE,
 ) -> int:  # fmt: skip
     """Measure, all sizes for as long as `DEADLINE` says unless others are given."""
     start, sizes = perf_counter(), sizes or SIZES
@@ -389,21 +433,22 @@ def main(
     if arrays.torch is not None:
         peers._torch()
         arrays.torch.zeros(1, device="cuda")
-    clock = Clock()
+    clock = Clock(part.turn)
     about = versions(arrays, clock)
-    for key, value in about.items():
+    for key, value in about.items() if not part.number else ():
         print(f"{key}: {value}")
     nbytes = 4 * max(sizes)
     with clock.copy(nbytes) as copy:
         bandwidth = 2 * nbytes / (clock.medians({"copy": copy})["copy"] * 1e-3)
-    print(f"copy: {bandwidth / 1e12:.3f} TB/s\n", flush=True)
+    if not part.number:
+        print(f"copy: {bandwidth / 1e12:.3f} TB/s\n", flush=True)
 
     deadline = DEADLINE if seconds is None else seconds
     found = Found(Path(path), about, bandwidth, start, deadline)
     try:
-        measure_rows(found, arrays, clock, sizes, compiled)
+        measure_rows(found, arrays, clock, sizes, compiled, part)
         print(f"\nA call of {SMALL} elements, microseconds of the host:")
-        measure_overheads(found, arrays, clock)
+        measure_overheads(found, arrays, clock, part)
     finally:
         for text in found.left:
             print(f"not measured: {text}")
@@ -413,12 +458,13 @@ def main(
 
 
 def measure_rows(
-    found: Found, arrays: Arrays, clock: Clock, sizes: tuple[int, ...], compile_too: bool
-) -> None:
+    found: Found, arrays: Arrays, clock: Clock, sizes: tuple[int, ...], compile_too: bool,
+    part: Part,
+) -> None:  # fmt: skip
     """Every case of every size; what fails, or comes too late, is among those that are left."""
     for size in sizes:
         compiled: set[str] = set()
-        for name, case in table(size):
+        for place, name, case in part.some(table(size)):
             what = f"{case.op} {case.dtype} {name} {size}"
             if found.seconds > found.deadline:
                 found.left.append(f"{what}: out of time")
@@ -428,14 +474,14 @@ def measure_rows(
             try_it = compile_too and new and found.seconds < COMPILE_UNTIL
             with attempted(what, found, clock):
                 row = measured(name, case, arrays, clock, found.bandwidth, try_it)
-                found.rows.append(row)
+                found.rows.append(row | {"place": (sizes.index(size), place)})
                 print(line(row), flush=True)
             found.keep()
 
 
-def measure_overheads(found: Found, arrays: Arrays, clock: Clock) -> None:
+def measure_overheads(found: Found, arrays: Arrays, clock: Clock, part: Part) -> None:
     """What a call of few elements costs the host; the rest as for rows."""
-    for name, case in table(256):
+    for place, name, case in part.some(table(256)):
         if name not in ("per tensor", "per channel, first axis"):
             continue
         what = f"overhead of {case.op} {name}"
@@ -448,7 +494,8 @@ def measure_overheads(found: Found, arrays: Arrays, clock: Clock) -> None:
             calls = {"npquant": npquant_call(small, inputs, arrays)}
             torch, _ = torch_call(small, inputs, arrays)
             took = clock.overhead(calls | ({"torch": torch} if torch else {}))
-            found.overheads.append({"op": case.op, "dtype": case.dtype, "us": took})
+            row = {"op": case.op, "dtype": case.dtype, "us": took, "place": place}
+            found.overheads.append(row)
             print(f"{case.op:58} {case.dtype:22}", *(f"{k} {us:.1f}" for k, us in took.items()))
         found.keep()
 
@@ -470,6 +517,34 @@ def said(error: Exception) -> str:
     """An error in one line."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:100]}"
+
+
+def shared(path: str, processes: int, given: list[str]) -> int:
+    """The same by several processes; what each has found becomes one file."""
+    why = a_gpu()
+    if why:
+        print(f"Nothing was measured: {why}.", file=sys.stderr)
+        return 1
+    with TemporaryDirectory() as folder:
+        files = [Path(folder, f"{k}.json") for k in range(processes)]
+        commands = [
+            [sys.executable, __file__, str(file), *given, "--part", str(k), str(processes),
+             str(Path(folder, "turn"))]
+            for k, file in enumerate(files)
+        ]  # fmt: skip
+        running = [subprocess.Popen(command) for command in commands]
+        codes = [process.wait() for process in running]
+        parts = [json.loads(file.read_text()) for file in files if file.exists()]
+    if not parts:
+        return max(codes, key=abs)
+    found = parts[0]
+    for name in ("rows", "overheads"):
+        found[name] = sorted((r for p in parts for r in p[name]), key=lambda row: row["place"])
+    found["not measured"] = [text for p in parts for text in p["not measured"]]
+    found["seconds"] = max(p["seconds"] for p in parts)
+    Path(path).write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{path}: {len(found['rows'])} rows in {found['seconds']:.0f} s")
+    return 0 if found["rows"] else 1
 
 
 def markdown(path: str) -> str:
@@ -505,6 +580,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="after which nothing new is begun")
     parser.add_argument("--eager", action="store_true", help="nothing is given to torch.compile")
     parser.add_argument("--markdown", action="store_true", help="print what the file holds")
+    parser.add_argument("--processes", type=int, default=1, help="that compile beside each other")
+    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -513,5 +590,12 @@ if __name__ == "__main__":
     if given.markdown:
         print(markdown(given.path))
         sys.exit()
+    if given.processes > 1:
+        told = ["--sizes", *map(str, given.sizes)] if given.sizes else []
+        told += [] if given.seconds is None else ["--seconds", str(given.seconds)]
+        told += ["--eager"] if given.eager else []
+        sys.exit(shared(given.path, given.processes, told))
     sizes = tuple(1 << n for n in given.sizes)
-    sys.exit(main(given.path, sizes, given.seconds, not given.eager))
+    number, of, turn = given.part or (0, 1, "")
+    part = Part(int(number), int(of), turn)
+    sys.exit(main(given.path, sizes, given.seconds, not given.eager, part))

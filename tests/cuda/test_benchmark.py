@@ -73,7 +73,7 @@ def kept(monkeypatch, tmp_path):
     for attribute, value in {
         "a_gpu": lambda: "",
         "torch_with_cuda": lambda: None,
-        "Clock": lambda: clock,
+        "Clock": lambda turn: clock,
         "versions": lambda arrays, clock: {"card": "none"},
         "SIZES": (256,),
         "table": lambda n: [(name, case) for name, case in TABLE(n) if case.op in FEW],
@@ -94,6 +94,37 @@ def test_a_run(kept):
     assert {row["op"] for row in kept()["rows"]} == set(FEW)
     assert {row["op"] for row in kept()["overheads"]} == set(FEW)
     assert kept()["not measured"] == []
+
+
+def test_several_processes(kept, monkeypatch, tmp_path):
+    """What each measures is in the file, in the order of one that measures alone."""
+    assert gpu.main() == 0
+    alone = kept()
+
+    class Process:
+        def __init__(self, command):
+            _, _, path, size, *part = command
+            assert size == "--size"
+            assert part[0] == "--part"
+            monkeypatch.setattr(gpu, "Clock", lambda turn: Clock())
+            self.code = gpu.main(path, part=gpu.Part(int(part[1]), int(part[2]), part[3]))
+
+        def wait(self):
+            return self.code
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", Process)
+    assert gpu.shared(str(tmp_path / "results.json"), 3, ["--size"]) == 0
+    for name in ("rows", "overheads", "not measured"):
+        assert kept()[name] == alone[name]
+
+
+def test_one_measures_at_a_time(tmp_path):
+    clock = gpu.Clock.__new__(gpu.Clock)
+    clock._turn = tmp_path / "turn"
+    with clock.turn(), open(clock._turn) as other, pytest.raises(BlockingIOError):
+        gpu.fcntl.flock(other, gpu.fcntl.LOCK_EX | gpu.fcntl.LOCK_NB)
+    with clock.turn(), open(clock._turn) as other:
+        assert other.read() == ""
 
 
 def test_as_tables(kept, tmp_path):
