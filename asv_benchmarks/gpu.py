@@ -15,7 +15,6 @@ several processes do that beside each other, and measure one at a time.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import inspect
 import json
 import platform
@@ -204,6 +203,8 @@ class Clock:
         if not self._turn:
             yield
             return
+        import fcntl  # which Windows has not: there one process measures
+
         with open(self._turn, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -580,7 +581,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="after which nothing new is begun")
     parser.add_argument("--eager", action="store_true", help="nothing is given to torch.compile")
     parser.add_argument("--markdown", action="store_true", help="print what the file holds")
-    parser.add_argument("--processes", type=int, default=1, help="that compile beside each other")
+    parser.add_argument("--processes", type=int, default=1,
+                        help="that compile beside each other (not on Windows)")  # fmt: skip
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -22,6 +22,8 @@ from npquant.primitives import KEYS, item, key
 #: Bytes of a channel from which on a team is not for it, and its elements from which on lanes are
 #: slower than a block is. (Measured.)
 SHORTEST, LONGEST = 1024, 4096
+#: Threads of a block whose teams are small.
+BLOCK = 32 if SIMULATED else 128
 
 
 def kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
@@ -85,10 +87,6 @@ def of_a_run(
         return lo, hi
 
     return extremes  # type: ignore[no-any-return]
-
-
-#: Threads of a block whose teams are small.
-BLOCK = 32 if SIMULATED else 128
 
 
 class Team(NamedTuple):
