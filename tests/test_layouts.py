@@ -30,7 +30,7 @@ from calls import (
 )
 from cases import assert_same
 from npquant import dtypes
-from npquant.cpu import loops, maps, memory, sums, table, target, walk
+from npquant.cpu import loops, maps, memory, strided, sums, table, target, walk
 from npquant.ops import fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
@@ -438,6 +438,7 @@ PERMUTED = (
     "dequantize_per_token",
     "fake_quantize_learnable_per_token_affine",
     "choose_qparams_per_token",
+    "quantize_per_token_dynamic",
     "fake_quantize_per_channel_affine_cachemask",
     "fake_quantize_learnable_per_tensor_affine_backward",
     "fake_quantize_learnable_per_channel_affine_backward",
@@ -505,6 +506,21 @@ def test_large_arrays_that_lie_differently(name):
                 for some in ((key,), tuple(k for k in keys if k != key)):
                     got = results(name, relaid(arguments(name, shape, axis), lay, some))
                     assert_same(got, whole, (shape, axis, lay, some))
+
+
+@pytest.mark.usefixtures("one_thread", "small_pieces")
+@pytest.mark.parametrize("name", [n for n in CALLS if n != "determine_qparams"])
+def test_rows_with_gaps(name):
+    """Rows that follow one another, with gaps between: short ones are packed, long ones are not."""
+    data = data_of(name)
+    long = strided.LONG_ROW
+    shapes = (3, 4, long), (2, 5, 2 * long + 40), (40, 72), (6, 3, 16), (5, 4, 4), (3, 5, 2, 8)
+    for shape, axis in every_call(name, shapes):
+        whole = results(name, arguments(name, shape, axis))
+        for lay in (window, lambda x: window(x[::-1])[::-1]):
+            for keys in (data, data[:1], data[1:]):
+                kwargs = relaid(arguments(name, shape, axis), lay, keys)
+                assert_same(results(name, kwargs), whole, (shape, axis, keys))
 
 
 @pytest.mark.usefixtures("one_thread", "small_pieces")

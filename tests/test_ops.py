@@ -1248,6 +1248,8 @@ def rows_with_ties(count, length, dtype, symmetric):
     scales, zero_points = getattr(oracle, choose)(x, np.int8)
     codes = rng.integers(-128, 128, x.shape) + rng.choice([0.5, -0.5, 0.5000001, 0.0], x.shape)
     ties = ((codes - zero_points.astype(F64)) * scales.astype(F64)).astype(dtype)
+    bits = ties.view(f"i{dtype.itemsize}") + rng.choice([0, 0, 0, 1, -1, 2, -2], x.shape)
+    ties = np.where(ties == 0, ties, bits.astype(f"i{dtype.itemsize}").view(dtype))
     return np.clip(ties, x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True))
 
 
@@ -1256,7 +1258,7 @@ def rows_with_ties(count, length, dtype, symmetric):
 def test_quantize_per_token_dynamic(dtype, symmetric):
     """Rows that are done many together, one by one, or in two steps."""
     longest = dynamic.LONGEST // dtype.itemsize
-    short = 1, 2, 15, 16, 48, 64, 80, 96, 97, 511, 513, 4096
+    short = 1, 2, 15, 16, 17, 31, 32, 48, 64, 80, 96, 97, 511, 513, 527, 528, 1039, 4096
     for length in (*short, GRAIN - 1, GRAIN + 1, longest, longest + 1):
         count = max(2, min(GRAIN // length + 3, 500))
         x = rows_with_ties(count, length, dtype, symmetric)
@@ -1267,12 +1269,24 @@ def test_quantize_per_token_dynamic(dtype, symmetric):
         agree("quantize_per_token_dynamic", x, np.int8, symmetric=symmetric, note=count)
 
 
+def test_bfloat16_codes_per_token_of_every_scale():
+    """All mantissas of the largest element, and all that are no larger."""
+    bits = np.arange(0x3F80 + 128, dtype=np.uint16)
+    upward = np.concatenate([bits, bits | np.uint16(0x8000)]).view(BF16)
+    for some in np.split(np.arange(0x3F80, 0x4000, dtype=np.uint16), 8):
+        largest = some.view(BF16)[:, None]
+        x = np.clip(upward.astype(F32), -largest.astype(F32), largest.astype(F32)).astype(BF16)
+        agree("quantize_per_token_dynamic", x, np.int8, symmetric=True, note=some[0])
+
+
 def test_symmetric_codes_per_token_have_no_least_one():
     """A bfloat16 is less than 127 of its own scales, or more than 127.5, and -128 has no mirror."""
-    x = -np.arange(0x3F80, 0x4000, dtype=np.uint16).view(BF16).repeat(2).reshape(-1, 2)
-    codes, scales, zero_points = agree("quantize_per_token_dynamic", x, np.int8, symmetric=True)
-    assert codes.min() == -127
-    assert (nq.quantize_per_token(x, scales, zero_points, -128, 127, np.int8) == -128).any()
+    numbers = -np.arange(0x3F80, 0x4000, dtype=np.uint16).view(BF16)
+    for length in (2, dynamic.VECTOR):
+        x = numbers.repeat(length).reshape(-1, length)
+        codes, scales, zero_points = agree("quantize_per_token_dynamic", x, np.int8, symmetric=True)
+        assert codes.min() == -127
+        assert (nq.quantize_per_token(x, scales, zero_points, -128, 127, np.int8) == -128).any()
 
 
 @pytest.mark.parametrize("dtype", **named((F32, F16, BF16)))
@@ -1286,11 +1300,13 @@ def test_unsure_codes_of_what_is_no_number(dtype):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_quantize_per_token_dynamic_reads_rows_once(symmetric, monkeypatch):
-    """The second op is not called where one kernel does both."""
+    """The second op is not called where one kernel does both, whatever is between the rows."""
     monkeypatch.setattr(nq.ops.dynamic, "quantize_per_token", None)
-    for shape in ((70, 300), (4, 2), (2, 3, 5), (1200, 300)):
+    for shape in ((70, 300), (4, 2), (2, 3, 5), (1200, 300), (5, 7, 600)):
         x = rows_with_ties(math.prod(shape[:-1]), shape[-1], F32, symmetric).reshape(shape)
         agree("quantize_per_token_dynamic", x, np.int8, symmetric=symmetric, note=shape)
+        for apart in (x.repeat(2, axis=-1)[..., ::2], x.repeat(3, axis=0)[1::3], x.swapaxes(0, -2)):
+            agree("quantize_per_token_dynamic", apart, np.int8, symmetric=symmetric, note=shape)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

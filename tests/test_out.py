@@ -106,6 +106,27 @@ def test_the_rest_of_the_memory_is_untouched(name):
     assert (memory == 0x5A).all()
 
 
+@pytest.mark.parametrize("shape", [(5, 4096), (520, 48)], ids=str)
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_rows_with_gaps(name, shape):
+    """Long rows that are written as they lie, and short ones that are not; also in place."""
+    for axis in axes(name, shape):
+        (expected,) = results(name, arguments(name, shape, axis))
+        memory = np.zeros((shape[0], shape[1] + 8), expected.dtype)
+        out = memory[:, 3:-5]
+        assert results(name, arguments(name, shape, axis) | {"out": out})[0] is out
+        assert_same(out, expected, axis)
+        out[...] = memory[0, 0]
+        assert not memory.view(np.uint8).any(), axis
+        if name in IN_PLACE:
+            kwargs, key = in_place(name, shape, axis)
+            (expected,) = results(name, kwargs)
+            x = np.zeros(memory.shape, kwargs[key].dtype)[:, 3:-5]
+            x[...] = kwargs[key]
+            assert results(name, kwargs | {key: x, "out": x})[0] is x
+            assert_same(x, expected, axis)
+
+
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place(name):
     for shape, axis in every_call(name):

@@ -317,7 +317,7 @@ def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
 def test_what_is_not_inlined_is_the_kernels_own():
     """Nobody else finds it by its name, which is another's in another process."""
     float32, float64, int64 = map(np.dtype, (np.float32, np.float64, np.int64))
-    kernel = dynamic_per_token._blocks
+    kernel, _ = dynamic_per_token._rows[True]
     library = kernel._code[float32, float64, int64, "float32", np.dtype(np.int8)].library
     found = re.findall(r"^define (internal )?.*?@(\w*npquant\w*)", library.get_llvm_str(), re.M)
     assert [name for internal, name in found if internal], "parts that are not inlined"

@@ -6,25 +6,33 @@ They are read from memory once: when the qparams of some rows are known, these a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from numba import types
 
 from npquant.cpu.checks import usual
+from npquant.cpu.extremes import ranges
 from npquant.cpu.folded import folds
-from npquant.cpu.loops import NUMBER_TYPES
+from npquant.cpu.loops import NUMBER_TYPES, Elementwise
+from npquant.cpu.lowered import called, inlined
+from npquant.cpu.memory import LONG, local
 from npquant.cpu.qparams import ROWS, Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cpu.quantize import per_token
-from npquant.cpu.shortcuts import Guessed, guessable
+from npquant.cpu.strided import VIEWS, room, taken, up_to_row
 from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
+from npquant.dtypes import bfloat16, float32, float64
+from npquant.formulas import quantize as f
+from npquant.primitives import item, like, store
 
 #: Rows of one element at most: more have a faster way. Bytes of a row at most, or no cache of a
 #: core holds it, and threads may have none. (Measured.)
 MOST_OF_ONE, LONGEST = 256, 1 << 18
-#: Lengths of rows that are quantized in blocks, by the rule alone.
-BLOCKS = 16, 32, 48, 64
 #: Rows up to here are folded: of longer ones few are done at a time, in vain. (Measured.)
 FOLDED = 512
+#: Elements of a vector, at most.
+VECTOR = 16
+_WHOLE = 2**64 - VECTOR
 
 
 def one_pass(rows: int, inner: int, itemsize: int) -> bool:
@@ -34,6 +42,24 @@ def one_pass(rows: int, inner: int, itemsize: int) -> bool:
     return rows > 0 and 0 < inner <= LONGEST // itemsize
 
 
+class Guess(NamedTuple):
+    """How codes are made in float32 of rows within the range that their scale was chosen from.
+
+    Parameters
+    ----------
+    of : callable
+        ``of(x, scale)``: whether dtypes are those that it is for.
+    split : callable
+        ``split(scale, zero_point) -> p``, three float32, once a row.
+    code : callable
+        ``code(x, p) -> (code, doubt)``: it is what the rule gives if the doubt is 0.
+    """
+
+    of: Callable[[Any, Any], bool]
+    split: Callable[..., Any]
+    code: Callable[..., Any]
+
+
 class Dynamic:
     """x -> the scale and the zero point of each row, and its codes.
 
@@ -41,45 +67,135 @@ class Dynamic:
     ----------
     choice : Choose
         What chooses them.
-    quantize : Guessed
-        What is done with a row then.
+    quantize : Elementwise
+        What is done with a row then, by the rule.
+    guesses : Guess
+        What is done with rows of VECTOR elements or more instead; if a code is in doubt, by the
+        rule again.
     """
 
-    def __init__(self, choice: Choose, quantize: Guessed) -> None:
-        def kernel(
-            run: Callable[..., Any], name: str, folding: bool, blocks: bool = False
-        ) -> Kernel:
-            choose = choice.some_rows[folding]
+    def __init__(self, choice: Choose, quantize: Elementwise, *guesses: Guess) -> None:
+        rule, name = quantize.rule, choice.formula.__name__
 
+        def kernels(some_rows: Callable[..., Any], of: str) -> tuple[Kernel, Kernel]:
             def rows(
                 begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
                 x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any, scale: Any,
                 zero_point: Any, y: Any,
             ) -> Any:  # fmt: skip
                 """Items (row); whether the first `look` qparams are `usual`, when all is done."""
-                some, items = max(1, min(GRAIN // inner, ROWS)), 1 if blocks else inner
+                some = max(1, min(GRAIN // inner, ROWS))
                 for first in range(begin, end, some):
                     stop = min(first + some, end)
-                    choose(first, stop, inner, x, bottom, top, eps, 0, scale, zero_point)
-                    run(first * items, stop * items, 0, 0.0, 0.0, 0, channels, inner, x, scale,
-                        zero_point, lo, hi, nan, y, None)  # fmt: skip
+                    some_rows(first, stop, channels, inner, x, bottom, top, eps, lo, hi, nan, scale,
+                              zero_point, y)  # fmt: skip
                 return usual(look, scale, zero_point, least, most)
 
-            return Kernel(rows, f"{choice.formula.__name__}_{name}", _signature)
+            def rows_apart(
+                begin: Any, end: Any, views: Any, look: Any, least: Any, most: Any, channels: Any,
+                inner: Any, x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any,
+                scale: Any, zero_point: Any, y: Any,
+            ) -> Any:  # fmt: skip
+                """The same of data that are not flat."""
+                most_rows = max(1, min(GRAIN // inner, ROWS))
+                packed = room(x, most_rows * inner)
+                while begin < end:
+                    first = begin * inner
+                    m = up_to_row(views, first, min(most_rows, end - begin) * inner)
+                    u, n = taken(x, views, 0, first, m, packed, None), m // inner
+                    some_rows(0, n, n, inner, u, bottom, top, eps, lo, hi, nan,
+                              scale[begin : begin + n], zero_point[begin : begin + n],
+                              y[first : first + m])  # fmt: skip
+                    begin += n
+                return usual(look, scale, zero_point, least, most)
 
-        self._rows = {
-            folding: Either(
-                lambda x, scale, zero_point, code, y: guessable(x, y, scale),
-                kernel(quantize.guess, f"guessed_{name}", folding),
-                kernel(quantize.rule, name, folding),
+            return (
+                Kernel(rows, f"{name}_{of}", _signature),
+                Kernel(rows_apart, f"{name}_{of}_apart", _apart_signature),
             )
-            for folding, name in ((False, "rows"), (True, "folded_rows"))
-        }
-        self._blocks = kernel(quantize.rule_of_blocks, "short_rows", folding=True, blocks=True)
 
-    def of_rows(self, inner: int) -> Any:
-        """The kernel of rows of `inner` elements."""
-        return self._blocks if inner in BLOCKS else self._rows[inner <= FOLDED and folds(inner)]
+        def by_rule(folding: bool) -> tuple[Kernel, Kernel]:
+            choose = choice.some_rows[folding]
+
+            @called
+            def some_rows(
+                begin: Any, end: Any, channels: Any, inner: Any, x: Any, bottom: Any, top: Any,
+                eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
+            ) -> None:  # fmt: skip
+                choose(begin, end, inner, x, bottom, top, eps, 0, scale, zero_point)
+                rule(begin * inner, end * inner, 0, 0.0, 0.0, 0, channels, inner, x, scale,
+                     zero_point, lo, hi, nan, y, None)  # fmt: skip
+
+            return kernels(some_rows, f"rows_{folding}")
+
+        def guessed(guess: Guess, folding: bool) -> tuple[Kernel, Kernel]:
+            find, choose = ranges[folding], choice.formula
+            split, some_codes = guess.split, _codes_of(guess.code)
+
+            @called
+            def some_rows(
+                begin: Any, end: Any, channels: Any, inner: Any, x: Any, bottom: Any, top: Any,
+                eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
+            ) -> None:  # fmt: skip
+                s, z, number, base = item(scale), item(zero_point), np.float32(0), np.uintp(begin)
+                least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
+                p, q, r = local(ROWS, number), local(ROWS, number), local(ROWS, number)
+                find(x, begin, end - begin, inner, least, greatest, 0)
+                for k in range(np.uintp(end - begin)):
+                    chosen = choose(least[k], greatest[k], bottom, top, eps, 0, s)
+                    unit, zero = like(chosen[0], s), like(chosen[1], z)
+                    scale[base + k], zero_point[base + k] = unit, zero
+                    p[k], q[k], r[k] = split(unit, zero)
+                for row in range(begin, end):
+                    at, stop, k = row * inner, (row + 1) * inner, row - begin
+                    while at < stop:
+                        m = LONG if stop - at >= LONG + VECTOR else stop - at
+                        if some_codes(x, at, m, (p[k], q[k], r[k]), y):
+                            rule(at, at + m, 0, 0.0, 0.0, 0, channels, inner, x, scale,
+                                 zero_point, lo, hi, nan, y, None)  # fmt: skip
+                        at += m
+
+            return kernels(some_rows, f"{guess.code.__name__}_{folding}")
+
+        self._rows = {folding: by_rule(folding) for folding in (False, True)}
+        self._guessed = [
+            (guess.of, {folding: guessed(guess, folding) for folding in self._rows})
+            for guess in guesses
+        ]
+
+    def of_rows(self, inner: int, apart: bool = False) -> Kernel:
+        """The kernel of rows of `inner` elements, or that of data that are not flat."""
+        folding = inner <= FOLDED and folds(inner)
+        kernel = self._rows[folding][apart]
+        for of, guessed in self._guessed if inner >= VECTOR else ():
+            first = guessed[folding][apart]
+            kernel = Either(lambda x, s, z, code, y, of=of: of(x, s), first, kernel)
+        return kernel
+
+
+def _codes_of(code_of: Callable[..., Any]) -> Any:
+    """What makes codes of `n` elements from `at` on, and tells whether any is in doubt.
+
+    Of VECTOR elements or more: where they are not whole vectors, some are done twice.
+    """
+
+    def codes(x: Any, at: Any, n: Any, p: Any, y: Any) -> Any:
+        first, m, doubt = np.uintp(at), np.uintp(n), np.int32(0)
+        whole = m & np.uintp(_WHOLE)
+        for k in range(whole):
+            code, one = code_of(x[first + k], p)
+            store(y, first + k, code)
+            doubt = np.int32(doubt | one)
+        # VECTOR or 0, which the compiler does not see, or it would leave no loop to vectorise.
+        rest = ((m + np.uintp(VECTOR - 1)) & np.uintp(_WHOLE)) - whole
+        last = first + m - np.uintp(VECTOR)
+        for k in range(rest):
+            code, one = code_of(x[last + k], p)
+            store(y, last + k, code)
+            doubt = np.int32(doubt | one)
+        return doubt != 0
+
+    return inlined(codes)
 
 
 def _signature(x: Any, scale: Any, zero_point: Any, code: str, y: Any) -> Types:
@@ -90,5 +206,18 @@ def _signature(x: Any, scale: Any, zero_point: Any, code: str, y: Any) -> Types:
     )  # fmt: skip
 
 
-dynamic_per_token = Dynamic(choose_per_token, per_token)
-dynamic_per_token_asymmetric = Dynamic(choose_per_token_asymmetric, per_token)
+def _apart_signature(*key: Any) -> Types:
+    return VIEWS, *_signature(*key)
+
+
+dynamic_per_token = Dynamic(
+    choose_per_token,
+    per_token,
+    Guess(lambda x, scale: scale == float32, f.inverse_alone, f.centred),
+    Guess(lambda x, scale: scale == bfloat16, f.inverse_alone, f.centred_in_bfloat16),
+)
+dynamic_per_token_asymmetric = Dynamic(
+    choose_per_token_asymmetric,
+    per_token,
+    Guess(lambda x, scale: x != float64, f.around_inverse, f.between),
+)

@@ -24,7 +24,7 @@ from npquant.cpu.memory import (
     from_line,
 )
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, gather
+from npquant.cpu.strided import VIEW, VIEWS, gather, place, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
@@ -163,15 +163,36 @@ class Extremes:
                 c = task // tiles
                 tile = task - c * tiles
                 m = min(count - tile * TILE, TILE)
-                gather(x, view, c * count + tile * TILE, m, packed, 0)
-                lo, hi = low(packed[0]), high(packed[0])
-                least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
+                first = c * count + tile * TILE
+                i = place(view, first, m)
+                if i >= 0:
+                    lo, hi = low(x[i]), high(x[i])
+                    least[c, tile], greatest[c, tile] = run_on(x, i, m, lo, hi)
+                else:
+                    gather(x, view, first, m, packed, 0)
+                    lo, hi = low(packed[0]), high(packed[0])
+                    least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
+
+        def short_apart(
+            begin: Any, end: Any, views: Any, inner: Any, x: Any, least: Any, greatest: Any
+        ) -> None:
+            """As `short`, of data that are not flat."""
+            some = GRAIN // inner
+            packed = room(x, some * inner)
+            while begin < end:
+                m = up_to_row(views, begin * inner, min(some, end - begin) * inner)
+                n = max(1, m // inner)  # a row may be several of memory
+                u = taken(x, views, 0, begin * inner, n * inner, packed, None)
+                folded(u, 0, n, inner, least, greatest, begin)
+                begin += n
 
         self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
         #: Of rows that are folded, of which the least and the greatest key are of one function.
         self.short: Any = None
         if low is high is key:
-            self.short = Kernel(short, f"extremes_{low.__name__}_short", _short_signature)
+            name = f"extremes_{low.__name__}_short"
+            self.short = Kernel(short, name, _short_signature)
+            self._short_apart = Kernel(short_apart, f"{name}_apart", _short_apart_signature)
         self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
         self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _beside_signature)
 
@@ -190,9 +211,14 @@ class Extremes:
             found = Spans(1, count, channels)
         flat = x if axes is None else x.transpose(axes)
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
-        if isinstance(found, Layout) and found.inner == count and self.short and folds(count):
-            args = count, flat.reshape(x.size), lo, hi
-            self.short(channels, x.size, args, (key_of(flat), dtype))
+        short = self.short is not None and folds(count)
+        if isinstance(found, Layout) and found.inner == count and short:
+            rows = flat.reshape(x.size)
+            self.short(channels, x.size, (count, rows, lo, hi), (key_of(flat), dtype))
+        elif short and found is None and (seen := by_view(granularity, x)) is not None:
+            view, memory = seen
+            args = view[None], count, memory, lo, hi
+            self._short_apart(channels, x.size, args, (dtype, dtype))
         else:
             if isinstance(found, Spans):
                 least, greatest = self._of_columns(found, flat, kind)
@@ -247,6 +273,10 @@ def _extremes_signature(dtype: Any, kind: Any) -> Types:
 
 def _short_signature(dtype: Any, kind: Any) -> Types:
     return types.intp, array_type(dtype), array_type(kind), array_type(kind)
+
+
+def _short_apart_signature(*dtypes: Any) -> Types:
+    return VIEWS, *_short_signature(*dtypes)
 
 
 def _beside_signature(dtype: Any, kind: Any) -> Types:

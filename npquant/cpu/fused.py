@@ -15,7 +15,6 @@ from npquant.cpu.extremes import range_of_run
 from npquant.cpu.fake_quantize import fake_quantize_per_tensor, per_channel
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import address
 from npquant.cpu.qparams import (
     TOGETHER,
     Choose,
@@ -26,6 +25,7 @@ from npquant.cpu.qparams import (
     observe_fbgemm_symmetric,
     range_of,
 )
+from npquant.cpu.strided import overlap
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled, renamed
 from npquant.dtypes import EXACT32, affine_precision, bool_, float32, int32
 from npquant.formulas import fake_quantize as f
@@ -37,13 +37,6 @@ Array = np.ndarray[Any, Any]
 
 #: What became of an array.
 DONE, REST, OVERLAP = 0, 1, 2
-
-
-@called
-def overlap(a: Any, b: Any) -> Any:
-    """Whether two contiguous arrays share memory."""
-    i, j = address(a), address(b)
-    return (i < j + b.nbytes) & (j < i + a.nbytes)
 
 
 @called

@@ -19,13 +19,14 @@ from npquant.cpu.segments import (
     BLOCK,
     LONG,
     OF_BLOCKS,
+    blocks_apart_of,
     blocks_of,
     runs_apart_of,
     runs_of,
     strips_of,
 )
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
-from npquant.cpu.walk import PIECE, Piece, contiguous, never, pieces, plain, turned_to_memory
+from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
 from npquant.dtypes import bool_
 from npquant.layout import Granularity
 
@@ -107,6 +108,9 @@ class Elementwise:
             bits: kernel(blocks_of(parameters, element, bits), f"blocks_{bits}", looking)
             for bits in (OF_BLOCKS, *_LENGTHS)
         }
+        self._blocks_apart = kernel(
+            blocks_apart_of(self.rule_of_blocks), "blocks_apart", _apart(_signature)
+        )
         self._periods = kernel(periods, "periods", looking_periods)
         self._periods_past = kernel(
             periods_past_of(parameters, element), "periods_past", looking_periods, full_width=False
@@ -182,13 +186,14 @@ class Elementwise:
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
             channels, inner, _ = granularity
-            views = strided.views((x,), never) if within else None
+            views = strided.views((y, mask, x), plain) if within else None
             piece = Piece(channels, inner or n, views=views)
-            self._flat(piece, x, scale, zero_point, constants, precision, y, mask, past)
+            self._flat(piece, n, x, scale, zero_point, constants, precision, y, mask, past)
             return
         for piece, (u, v, w), (s, z) in pieces(granularity, (x,), (y, mask), (scale, zero_point)):
+            m = v.size if piece.views is None else n
             # Where `v` is no longer than a room, it may be one, which is read again.
-            self._flat(piece, u, s, z, constants, precision, v, w, past and v.size > PIECE)
+            self._flat(piece, m, u, s, z, constants, precision, v, w, past and m > PIECE)
 
     def in_one_call(
         self, granularity: Granularity, n: int, code: str, past: bool = False
@@ -216,12 +221,11 @@ class Elementwise:
         return self._blocks[inner if inner in _LENGTHS else OF_BLOCKS]
 
     def _flat(
-        self, piece: Piece, x: Any, scale: Any, zero_point: Any,
+        self, piece: Piece, n: int, x: Any, scale: Any, zero_point: Any,
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
         mask: Array | None = None, past: bool = False,
     ) -> None:  # fmt: skip
         channels, inner, repeats, first, views = piece
-        n = y.size
         if n == 0:
             return
         apart = views is not None
@@ -238,10 +242,12 @@ class Elementwise:
             if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
                 kernel, grain = periods, _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif not (apart or past or first % inner) and (blocks := self._whole(inner, n)):
+            elif not (past or first % inner) and (blocks := self._whole(inner, n)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
+                if apart:
+                    kernel = self._blocks_apart
         if views is not None:
-            grain = max(grain, strided.piece(views))
+            grain = max(grain, strided.piece(views) * items // n)
         look = () if apart else _NO_LOOK
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = strided.key(x) if type(x) is np.ndarray else tuple(map(strided.key, x))
@@ -256,8 +262,10 @@ class ElementwiseOfSeveral(Elementwise):
         constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
-        for piece, (*x, v), (s, z) in pieces(granularity, inputs, (y,), (scale, zero_point)):
-            self._flat(piece, tuple(x), s, z, constants, precision, v)
+        n, outputs = y.size, (y, None)
+        for piece, (*x, v, _), (s, z) in pieces(granularity, inputs, outputs, (scale, zero_point)):
+            m = v.size if piece.views is None else n
+            self._flat(piece, m, tuple(x), s, z, constants, precision, v)
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:

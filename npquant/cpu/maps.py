@@ -40,11 +40,13 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
         size = strided.piece(views)
-        room = strided.room(x, size)
-        for first in range(begin, end, size):
-            m = min(size, end - first)
-            v = strided.part(y, first, m)
-            run(0, m, *(strided.taken(x, views, 0, first, m, room) + (v,)))  # noqa: RUF005
+        room, y_room = strided.room(x, size), strided.room(y, size)
+        while begin < end:
+            m = strided.up_to_row(views, begin, min(size, end - begin))
+            v = strided.placed(y, views, 0, begin, m, y_room)
+            run(0, m, *(strided.taken(x, views, 1, begin, m, room, v) + (v,)))  # noqa: RUF005
+            strided.given(y, views, 0, begin, m, y_room)
+            begin += m
 
     kernel_past = Kernel(past, f"{name}_past", _tuple_types, full_width=False)
     kernel_apart = Kernel(apart, f"{name}_apart", _apart_types)
@@ -64,7 +66,7 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
                 kernel(n, n, arrays, key)
             return
         for piece, flat, _ in pieces(PER_TENSOR, arrays[:-1], arrays[-1:]):
-            m = flat[-1].size
+            m = flat[-1].size if piece.views is None else n
             if piece.views is None:
                 kernel(m, m, tuple(flat), tuple(map(strided.key, flat)))
             else:

@@ -149,7 +149,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
 
 
 def periods_apart_of(repeat: Function) -> Function:
-    """The loop `repeat` of inputs that are not flat, called piece by piece."""
+    """The loop `repeat` of arrays that are not flat, called piece by piece."""
 
     def periods_apart(
         begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
@@ -157,13 +157,17 @@ def periods_apart_of(repeat: Function) -> Function:
     ) -> None:  # fmt: skip
         """Items (element)."""
         size = strided.piece(views)
-        room = strided.room(x, size)
-        for first in range(begin, end, size):
-            m = min(size, end - first)
-            u = strided.taken(x, views, 0, first, m, room)
-            v, w = strided.part(y, first, m), strided.part(mask, first, m)
-            repeat(0, m, 0, 0.0, 0.0, first, channels, inner, repeats, u, scale, zero_point, lo,
+        room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
+        while begin < end:
+            m = strided.up_to_row(views, begin, min(size, end - begin))
+            v = strided.placed(y, views, 0, begin, m, rooms[0])
+            w = strided.placed(mask, views, 1, begin, m, rooms[1])
+            u = strided.taken(x, views, 2, begin, m, room, v)
+            repeat(0, m, 0, 0.0, 0.0, begin, channels, inner, repeats, u, scale, zero_point, lo,
                    hi, nan, v, w)  # fmt: skip
+            strided.given(y, views, 0, begin, m, rooms[0])
+            strided.given(mask, views, 1, begin, m, rooms[1])
+            begin += m
 
     return periods_apart
 

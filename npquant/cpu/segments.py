@@ -206,7 +206,7 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
 
 
 def runs_apart_of(run: Function) -> Function:
-    """The loop `run` of inputs that are not flat, called piece by piece."""
+    """The loop `run` of arrays that are not flat, called piece by piece."""
 
     def runs_apart(
         begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
@@ -214,15 +214,46 @@ def runs_apart_of(run: Function) -> Function:
     ) -> None:  # fmt: skip
         """Items (element)."""
         size = strided.piece(views)
-        room = strided.room(x, size)
-        for first in range(begin, end, size):
-            m = min(size, end - first)
-            u = strided.taken(x, views, 0, first, m, room)
-            v, w = strided.part(y, first, m), strided.part(mask, first, m)
-            run(0, m, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
+        room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
+        while begin < end:
+            m = strided.up_to_row(views, begin, min(size, end - begin))
+            v = strided.placed(y, views, 0, begin, m, rooms[0])
+            w = strided.placed(mask, views, 1, begin, m, rooms[1])
+            u = strided.taken(x, views, 2, begin, m, room, v)
+            run(0, m, 0, 0.0, 0.0, begin, channels, inner, u, scale, zero_point, lo, hi, nan, v,
                 w)  # fmt: skip
+            strided.given(y, views, 0, begin, m, rooms[0])
+            strided.given(mask, views, 1, begin, m, rooms[1])
+            begin += m
 
     return runs_apart
+
+
+def blocks_apart_of(blocks: Function) -> Function:
+    """The same of the loop `blocks`, whole runs at a time."""
+
+    def blocks_apart(
+        begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+        scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+    ) -> None:  # fmt: skip
+        """Items (row)."""
+        some = strided.piece(views) // inner
+        size = some * inner
+        room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
+        while begin < end:
+            rows, first = min(some, end - begin), begin * inner
+            rows = max(1, strided.up_to_row(views, first, rows * inner) // inner)
+            m = rows * inner
+            v = strided.placed(y, views, 0, first, m, rooms[0])
+            w = strided.placed(mask, views, 1, first, m, rooms[1])
+            u = strided.taken(x, views, 2, first, m, room, v)
+            blocks(0, rows, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan,
+                   v, w)  # fmt: skip
+            strided.given(y, views, 0, first, m, rooms[0])
+            strided.given(mask, views, 1, first, m, rooms[1])
+            begin += rows
+
+    return blocks_apart
 
 
 @called

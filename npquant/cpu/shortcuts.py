@@ -81,8 +81,7 @@ class Guessed(Elementwise):
                     begin += m
             return True
 
-        by_rule, self.guess = self.rule_of_blocks, called(guesses)
-        by_guess = self.guess
+        by_rule, by_guess = self.rule_of_blocks, called(guesses)
 
         def blocks(
             begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -100,17 +99,13 @@ class Guessed(Elementwise):
         self.shortcut(_guesses, name, guesses, blocks)
 
 
-def guessable(x: Any, y: Any, scale: Any) -> bool:
+def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
     """Of data that float32 holds, float64 scales, and integers it holds in its last bits.
 
     Not of codes as wide as the data: they may lie where these do, which a second look would miss.
     """
-    apart = x.base.itemsize != y.itemsize
+    apart, scale = x.base.itemsize != y.itemsize, qparams[0]
     return apart and x.base in _IN_FLOAT32 and scale == float64 and y in _NARROW
-
-
-def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
-    return guessable(x, y, qparams[0])
 
 
 class Tried(Elementwise):

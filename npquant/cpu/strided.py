@@ -1,4 +1,4 @@
-"""Arrays of any strides, read and written in C order through flat rooms that a kernel takes.
+"""Arrays of any strides, read and written in C order, in place or through flat rooms.
 
 A *view* of an array tells where its elements lie: rows of (length, step), from the slowest axis to
 the fastest, in C order, behind one of (how many axes, where the first element lies). Steps are
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from npquant.cpu.lowered import called, lowered, overload
-from npquant.cpu.memory import Borrowed, data_of
+from npquant.cpu.memory import Borrowed, address, data_of
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
@@ -26,6 +27,13 @@ BLOCK = 8
 
 #: Elements that are taken from twice as many at a time.
 THINNED = 16
+
+#: Bytes that are copied at a time.
+COPIED = 64
+
+#: Rows of so many elements that follow one another are pieces of their own, which need no room:
+#: shorter ones are gathered faster, as the pages of the next ones are not foreseen. (Measured.)
+LONG_ROW = 2048
 
 #: Elements that are gathered at a time for a loop over flat data: they stay in the first cache.
 #: Where rows cross memory, what shares lines of the cache, of all arrays up to CROSSED.
@@ -104,6 +112,11 @@ def thin(x: Any, i: Any, y: Any, k: Any) -> None:
         y[k + e] = x[i + 2 * e]
 
 
+def copy(x: Any, i: Any, y: Any, k: Any, n: Any) -> None:
+    """Move `n` elements that follow one another."""
+    y[k : k + n] = x[i : i + n]
+
+
 def _block(context: Any, builder: Any, kind: Any, array: Any, at: Any, n: int) -> Any:
     """The place of `n` elements of an array, as a vector."""
     data = data_of(context, builder, kind, array)
@@ -158,18 +171,48 @@ def _thin(context: Any, x: Any, i: Any, y: Any, k: Any) -> Any:
     return types.void(x, types.uintp, y, types.uintp), codegen
 
 
+@lowered(copy)
+def _copy(context: Any, x: Any, i: Any, y: Any, k: Any, n: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        source, i, target, k, n = args
+        size = context.get_abi_sizeof(context.get_data_type(x.dtype))
+        some = n.type(COPIED // size)
+
+        def move(e: Any, count: int) -> None:
+            of, to = (
+                _block(context, builder, kind, array, builder.add(at, e), count)
+                for kind, array, at in ((x, source, i), (y, target, k))
+            )
+            builder.store(builder.load(of, align=size), to, align=size)
+
+        last = builder.sub(n, some)
+        with builder.if_else(builder.icmp_signed("<", last, n.type(0))) as (few, many):
+            with few, cgutils.for_range(builder, n) as loop:
+                move(loop.index, 1)
+            with many:
+                with cgutils.for_range_slice(builder, n.type(0), last, some, n.type) as (e, _):
+                    move(e, some.constant)
+                move(last, some.constant)  # some of these once more
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.void(x, n, y, n, n), codegen
+
+
 def _walk(
     move: Callable[..., None],
+    run: Callable[..., None],
     turn: Callable[..., None],
     skip: Callable[..., None] | None,
     deep: int,
 ) -> Callable[..., None]:
     """Make a loop over `n` elements from the one at `first` on, beside those of a room from `at`.
 
-    ``move(x, i, room, k)`` is done for each. ``turn(x, i, step, room, k, length)`` does a block of
-    rows and columns, `deep` rows in turn, and ``skip(x, i, room, k)`` some of every second element.
+    ``move(x, i, room, k)`` is done for each, or ``run(x, i, room, k, n)`` for some that follow one
+    another. ``turn(x, i, step, room, k, length)`` does a block of rows and columns, `deep` rows in
+    turn, and ``skip(x, i, room, k)`` some of every second element.
     """
-    move, turn = called(move), called(turn)
+    move, run, turn = called(move), called(run), called(turn)
     skips = skip is not None
     skip = called(skip or move)
 
@@ -178,8 +221,7 @@ def _walk(
         """A part of a row."""
         i, k, by = np.uintp(base), np.uintp(at), np.uintp(step)
         if step == 1:
-            for e in range(np.uintp(n)):
-                move(x, i + e, room, k + e)
+            run(x, base, room, at, n)
             return
         if step == -1:
             for e in range(np.uintp(n)):
@@ -232,6 +274,13 @@ def _walk(
             if column == 0 and some > 1 and 0 < abs(row_step) < abs(step):
                 m = some * length
                 across(x, base, some, row_step, length, step, room, at)
+            elif column == 0 and some > 1:
+                m = some * length
+                if step == 1:
+                    for r in range(some):
+                        run(x, base + r * row_step, room, at + r * length, length)
+                for r in range(0 if step == 1 else some):
+                    along(x, base + r * row_step, step, length, room, at + r * length)
             else:
                 m = min(n, length - column)
                 along(x, base, step, m, room, at)
@@ -246,6 +295,10 @@ def _read(x: Any, i: Any, room: Any, k: Any) -> None:
     room[k] = x[i]
 
 
+def _read_run(x: Any, i: Any, room: Any, k: Any, n: Any) -> None:
+    copy(x, i, room, k, n)
+
+
 def _read_block(x: Any, i: Any, step: Any, room: Any, k: Any, length: Any) -> None:
     transpose(x, i, step, room, k, length)
 
@@ -258,20 +311,26 @@ def _write(x: Any, i: Any, room: Any, k: Any) -> None:
     x[i] = room[k]
 
 
+def _write_run(x: Any, i: Any, room: Any, k: Any, n: Any) -> None:
+    copy(room, k, x, i, n)
+
+
 def _write_block(x: Any, i: Any, step: Any, room: Any, k: Any, length: Any) -> None:
     transpose(room, k, length, x, i, step)
 
 
 #: ``gather(x, view, first, n, room, at)``: `n` elements to a room; `scatter` takes them from there.
-gather = _walk(_read, _read_block, _read_every_second, 2 * BLOCK)
-scatter = _walk(_write, _write_block, None, 8 * BLOCK)
+gather = _walk(_read, _read_run, _read_block, _read_every_second, 2 * BLOCK)
+scatter = _walk(_write, _write_run, _write_block, None, 8 * BLOCK)
 
 
 # --- loops over flat data, of data that are not flat ------------------------------------------
 
 
 def room(x: Any, n: Any) -> Any:
-    """Room for `n` elements of an array, or of each of a tuple."""
+    """Room for `n` elements of an array, or of each of a tuple; None of None."""
+    if x is None:
+        return None
     if isinstance(x, tuple):
         return tuple([room(a, n) for a in x])
     return np.empty(n, x.dtype)
@@ -279,36 +338,91 @@ def room(x: Any, n: Any) -> Any:
 
 @called
 def piece(views: Any) -> Any:
-    """How many elements to gather at a time."""
+    """How many elements to take at a time, at most."""
     wanted, gathered = 0, 0
     for k in range(views.shape[0]):
         axes = views[k, 0, 0]
         gathered += axes > 0
         if axes > 1 and 0 < abs(views[k, axes - 1, 1]) < abs(views[k, axes, 1]):
             wanted = max(wanted, 2 * BLOCK * views[k, axes, 0])
-    return max(GATHERED, min(wanted, CROSSED // gathered))
+    return max(GATHERED, min(wanted, CROSSED // max(gathered, 1)))
 
 
-def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
-    """`n` elements from `first` on: of an array that is flat, or gathered in its room.
+@called
+def overlap(a: Any, b: Any) -> Any:
+    """Whether two contiguous arrays share memory."""
+    i, j = address(a), address(b)
+    return (i < j + b.nbytes) & (j < i + a.nbytes)
 
-    ``views[k]`` is its view; of a tuple, those of its members follow.
+
+@called
+def up_to_row(views: Any, first: Any, n: Any) -> Any:
+    """How many of `n` elements from `first` on are in one row of whatever has long ones."""
+    for k in range(views.shape[0]):
+        axes = views[k, 0, 0]
+        length = views[k, axes, 0]
+        if axes > 0 and views[k, axes, 1] == 1 and length >= LONG_ROW:
+            n = min(n, length - first % length)
+    return n
+
+
+@called
+def place(view: Any, first: Any, n: Any) -> Any:
+    """Where `n` elements from `first` on follow one another; -1 where they do not."""
+    axes = view[0, 0]
+    if axes == 0:
+        return first
+    if view[axes, 1] != 1 or view[axes, 0] - first % view[axes, 0] < n:
+        return -1
+    at = view[0, 1]
+    for a in range(axes, 0, -1):
+        rest = first // view[a, 0]
+        at += (first - rest * view[a, 0]) * view[a, 1]
+        first = rest
+    return at
+
+
+def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any, y: Any) -> Any:
+    """`n` elements from `first` on, where they follow one another as they lie, or in a room.
+
+    ``views[k]`` is the view of an array; of a tuple, those of its members follow. They share no
+    memory with `y`, or no loop that writes to it would be vectorised.
     """
     if isinstance(x, tuple):
-        return tuple([taken(a, views, k + i, first, n, room[i]) for i, a in enumerate(x)])
-    if views[k, 0, 0] == 0:
-        return x[first : first + n]
-    gather(x, views[k], first, n, room, 0)
+        return tuple([taken(a, views, k + i, first, n, room[i], y) for i, a in enumerate(x)])
+    at = place(views[k], first, n)
+    if at < 0:
+        gather(x, views[k], first, n, room, 0)
+    elif not shared(x[at : at + n], y):
+        return x[at : at + n]
+    else:
+        copy(x, at, room, 0, n)
     return room[:n]
 
 
-def part(y: Any, first: Any, n: Any) -> Any:
-    """As much of a flat array, or None of None."""
-    return None if y is None else y[first : first + n]
+def placed(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
+    """Where `n` results from `first` on are written: in place, or a room to be `given`."""
+    if y is None:
+        return None
+    at = place(views[k], first, n)
+    return room[:n] if at < 0 else y[at : at + n]
+
+
+def given(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> None:
+    """Put what is in the room, if it is there, where it belongs."""
+    if y is not None and place(views[k], first, n) < 0:
+        scatter(y, views[k], first, n, room, 0)
+
+
+def shared(a: Any, b: Any) -> bool:
+    """Whether two contiguous arrays, if `b` is one, share memory."""
+    return b is not None and np.may_share_memory(a, b)
 
 
 @overload(room)
 def _room(x, n):
+    if isinstance(x, types.NoneType):
+        return lambda x, n: None
     if isinstance(x, types.Array):
         return lambda x, n: np.empty(n, x.dtype)
     if len(x) == 1:
@@ -317,41 +431,70 @@ def _room(x, n):
 
 
 @overload(taken)
-def _taken(x, views, k, first, n, room):
+def _taken(x, views, k, first, n, room, y):
     if isinstance(x, types.Array):
 
-        def taken_(x, views, k, first, n, room):
-            if views[k, 0, 0] == 0:
-                return x[first : first + n]
-            gather(x, views[k], first, n, room, 0)
+        def taken_(x, views, k, first, n, room, y):
+            at = place(views[k], first, n)
+            if at < 0:
+                gather(x, views[k], first, n, room, 0)
+            elif not shared(x[at : at + n], y):
+                return x[at : at + n]
+            else:
+                copy(x, at, room, 0, n)
             return room[:n]
 
     elif len(x) == 1:
 
-        def taken_(x, views, k, first, n, room):
-            return (taken(x[0], views, k, first, n, room[0]),)
+        def taken_(x, views, k, first, n, room, y):
+            return (taken(x[0], views, k, first, n, room[0], y),)
 
     else:
 
-        def taken_(x, views, k, first, n, room):
+        def taken_(x, views, k, first, n, room, y):
             return (
-                taken(x[0], views, k, first, n, room[0]),
-                *taken(x[1:], views, k + 1, first, n, room[1:]),
+                taken(x[0], views, k, first, n, room[0], y),
+                *taken(x[1:], views, k + 1, first, n, room[1:], y),
             )
 
     return taken_
 
 
-@overload(part)
-def _part(y, first, n):
+@overload(placed)
+def _placed(y, views, k, first, n, room):
     if isinstance(y, types.NoneType):
-        return lambda y, first, n: None
-    return lambda y, first, n: y[first : first + n]
+        return lambda y, views, k, first, n, room: None
+
+    def placed_(y, views, k, first, n, room):
+        at = place(views[k], first, n)
+        return room[:n] if at < 0 else y[at : at + n]
+
+    return placed_
 
 
-def views(arrays: tuple[Array, ...], flat: Callable[[Array], bool]) -> Array:
-    """The views of some arrays; those that are `flat` need none, and have no axes."""
-    every = [np.zeros((1, 2), np.int64) if flat(a) else view(a) for a in arrays]
+@overload(given)
+def _given(y, views, k, first, n, room):
+    if isinstance(y, types.NoneType):
+        return lambda y, views, k, first, n, room: None
+
+    def given_(y, views, k, first, n, room):
+        if place(views[k], first, n) < 0:
+            scatter(y, views[k], first, n, room, 0)
+
+    return given_
+
+
+@overload(shared)
+def _shared(a, b):
+    if isinstance(b, types.NoneType):
+        return lambda a, b: False
+    return lambda a, b: overlap(a, b)
+
+
+def views(arrays: tuple[Array | None, ...], flat: Callable[[Array], bool]) -> Array:
+    """The views of some arrays; those that are `flat` need none, nor does None: no axes."""
+    none = np.zeros((1, 2), np.int64)
+    every = [none if a is None or flat(a) else view(a) for a in arrays]
     found = np.zeros((len(every), max(map(len, every)), 2), np.int64)
     for k, rows in enumerate(every):
         found[k, : len(rows)] = rows

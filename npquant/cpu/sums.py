@@ -358,7 +358,7 @@ class Total:
             for task in range(begin, end):
                 c, e = task // parts * some, task % parts * length
                 rows, m = min(some, lines - c), min(length, count - e)
-                data = taken(x, views, 0, c * count + e * rows, rows * m, rooms)
+                data = taken(x, views, 0, c * count + e * rows, rows * m, rooms, None)
                 tiles = (m + TILE - 1) // TILE
                 for r in range(rows):
                     tile = ((c + r) * count + e) // TILE

@@ -1,8 +1,8 @@
 """From arrays as they come to flat pieces that a kernel takes.
 
 Contiguous arrays are one piece, dense permuted ones are taken in memory order; anything else
-(strided, broadcast, unaligned, or arrays that lie differently) is packed (`strided.py`) into
-buffers that stay in cache, so no temporary of the size of the input is ever made.
+(strided, broadcast, unaligned, or arrays that lie differently) a kernel takes row by row, or packs
+(`strided.py`) into buffers that stay in cache: no temporary of the size of the input is ever made.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 
     `channels` runs of `inner` elements, again and again; where `repeats` is not 0, after so many
     times come as many other channels. `first` is the place of its first element in all of this.
-    With `views`, inputs are not flat but the memory that their elements are in.
+    With `views`, of outputs and then inputs, arrays are not flat but the memory they are in.
     """
 
     channels: int
@@ -97,19 +97,24 @@ def pieces(
         for a, room in into:
             np.copyto(a, room)
         return
-    # Results as they lie in memory, and what they are made of in the same order.
-    alike, order = _common_order(written)
-    layout = granularity.layout(shape, order) if apart and alike else None
-    read = inputs if order is None else tuple([a.transpose(order) for a in inputs])
-    if layout is not None and all(map(strided.aligned, read)):
-        piece = Piece(layout.channels, layout.inner or size)
-        results = [a if a is None else _flat(a, order) for a in outputs]
-        if all(map(readable, read)):
-            yield piece, [a.reshape(-1) for a in read] + results, qparams
+    if apart and all(map(strided.aligned, arrays)):
+        # Results as they lie in memory, if they are dense, and what they are made of in that order.
+        alike, order = _common_order(written)
+        layout = granularity.layout(shape, order) if alike else None
+        if layout is not None:
+            piece = Piece(layout.channels, layout.inner or size)
         else:
-            memories = [a.reshape(-1) if plain(a) else strided.memory(a) for a in read]
-            views = strided.views(read, plain)
-            yield piece._replace(views=views), memories + results, qparams
+            order = None
+
+        def lying(some: tuple[Array | None, ...]) -> tuple[Any, ...]:
+            return tuple([a if a is None or order is None else a.transpose(order) for a in some])
+
+        read, results = lying(inputs), lying(outputs)
+        if layout is not None and all(map(readable, read)):
+            yield piece, [a if a is None else a.reshape(-1) for a in (*read, *results)], qparams
+        else:
+            views = strided.views((*results, *read), plain)
+            yield piece._replace(views=views), list(map(_memory, (*read, *results))), qparams
     else:
         spans_of = [_Packed(a, PIECE) for a in inputs]
         rooms: list[Any] = [a if a is None else _Packed(a, PIECE) for a in outputs]
@@ -120,6 +125,13 @@ def pieces(
             yield piece._replace(first=first), found, qparams
             for a in filter(None, rooms):
                 a.write(*span)
+
+
+def _memory(a: Array | None) -> Any:
+    """The memory of an array that views tell of."""
+    if a is None:
+        return None
+    return a.reshape(-1) if plain(a) else strided.memory(a)
 
 
 def _copied(

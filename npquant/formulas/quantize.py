@@ -13,6 +13,7 @@ from npquant.primitives import (
     floating,
     fma,
     item,
+    key,
     like,
     narrowed,
     over,
@@ -20,6 +21,7 @@ from npquant.primitives import (
     rint,
     rounded_code,
     times,
+    value,
     whole,
     widen,
 )
@@ -113,6 +115,74 @@ def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
     t = fma(x, high, middle)
     rest = fma(x, low, fma(x, high, middle - t))
     return np.int32(bits(t) - _MIDDLE_BITS), bits(abs(rest))
+
+
+#
+# Of rows whose scale was chosen from them, so that nothing is far beyond the bounds, and nothing a
+# NaN: p -> a code, made in float32, and what is 0 where it is sure.
+
+
+#: The bounds of int8, what takes a key to the next one, and no doubt.
+_LEAST, _GREATEST, _NEXT, _SURE = np.int32(-128), np.int32(127), np.int32(1), np.int32(0)
+
+
+@formula
+def around_inverse(scale: Any, zero_point: Any) -> Any:
+    """Parameters of `between`: a float32 on each side of the reciprocal, and what is added."""
+    near = np.float32(reciprocal(scale))
+    below, above = (
+        value(np.int32(key(near) - _NEXT), near),
+        value(np.int32(key(near) + _NEXT), near),
+    )
+    return below, above, np.float32(_MIDDLE + np.float32(zero_point))
+
+
+@formula
+def between(x: Any, p: Any) -> Any:
+    """What `quantize_zero_first` gives of a float64 scale as an int8.
+
+    Both factors are 2**-25 of the reciprocal or more away from it, and `fma` rounds once, to an
+    integer. The rule rounds twice before, by 2**-53 at most each time. Near a tie the quotient is a
+    half or more, as a zero point is an integer: so the rule's sum lies between, and rounding keeps
+    the order.
+    """
+    below, above, middle = p
+    x = widen(x)
+    one, other = bits(fma(x, below, middle)), bits(fma(x, above, middle))
+    # An instruction that makes an int8 clamps.
+    code = min(max(np.int32(one - _MIDDLE_BITS), _LEAST), _GREATEST)
+    return code, np.int32(one ^ other)
+
+
+@formula
+def inverse_alone(scale: Any, zero_point: Any) -> Any:
+    """Parameters of the next two, whose zero points are 0: there is but one."""
+    inverse = widen(reciprocal(scale))
+    return inverse, inverse, inverse
+
+
+@formula
+def centred(x: Any, p: Any) -> Any:
+    """What `quantize_zero_first` gives of a float32 scale: no quotient is rounded beyond 127."""
+    inverse, _, _ = p
+    return np.int32(bits(widen(x) * inverse + _MIDDLE) - _MIDDLE_BITS), _SURE
+
+
+#: The bits of the exponent of a float32; and what, times that power of two, leaves the eight bits
+#: of a bfloat16 of whatever has this exponent and is added to it.
+_EXPONENT, _EIGHT_BITS = np.int32(0x7F800000), np.float32(1.5 * 2**16)
+#: The bits of `_MIDDLE` and a code of -127 or 127.
+_LEAST_BITS, _GREATEST_BITS = np.int32(_MIDDLE_BITS - 127), np.int32(_MIDDLE_BITS + 127)
+
+
+@formula
+def centred_in_bfloat16(x: Any, p: Any) -> Any:
+    """The same of bfloat16, which the quotient is rounded to; it may be 127.5."""
+    inverse, _, _ = p
+    t = widen(x) * inverse
+    far = value(np.int32(bits(t) & _EXPONENT), t) * _EIGHT_BITS
+    k = bits((t + far) - far + _MIDDLE)
+    return np.int32(min(max(k, _LEAST_BITS), _GREATEST_BITS) - _MIDDLE_BITS), _SURE
 
 
 @formula

@@ -15,12 +15,11 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.checks import Array
-from npquant.cpu import dynamic
+from npquant.cpu import dynamic, strided
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST
 from npquant.cpu.qparams import TOGETHER, few
-from npquant.cpu.strided import GATHERED
 from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, contiguous, plain
@@ -138,7 +137,10 @@ def ways(
             done = lying(x, *rest)
             if done is None or not alike:
                 return done
-            y, mask = done
+            y, *rest = done
+            if alike == 1:
+                return y.transpose(back), *rest
+            (mask,) = rest
             return y.transpose(back), None if mask is None else mask.transpose(back)
 
         def and_put_so(x: Any, *rest: Any) -> Any:
@@ -304,7 +306,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         if out is None:
             y = _empty(shape, target)
         else:
-            if out is x and n > GATHERED:  # which is better done in pieces
+            if out is x and n > strided.GATHERED:  # which is better done in pieces
                 return None
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
             y = checks.output(out, u, target, names, (*others, *qparams))
@@ -394,7 +396,7 @@ def fast_backward(
         return results if good else None
 
     # The sums of more are made as they lie.
-    turned = _in_c_order if n <= GATHERED else _not_at_once
+    turned = _in_c_order if n <= strided.GATHERED else _not_at_once
     by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, turned, place=1)
     return call
 
@@ -482,27 +484,51 @@ def fast_dynamic(
         return on_a_gpu
     if not dynamic.one_pass(n // max(inner, 1), inner, dtype.itemsize):
         return no_fast_path
-    run = getattr(dynamic, kernel).of_rows(inner)
+    flat, apart = (getattr(dynamic, kernel).of_rows(inner, apart) for apart in (False, True))
     key = dtype, *kinds, dtypes.compute(dtype).name, target
-    large, rows, grain = n * run.work >= PARALLEL_FROM, n // inner, max(1, GRAIN // inner)
+    large, rows, grain = n * flat.work >= PARALLEL_FROM, n // inner, max(1, GRAIN // inner)
     (bottom, top), (lo, hi, nan), (scales, zero_points) = bounds, map(float, constants), kinds
     within = float(-checks.MOST), float(checks.MOST)
 
-    def call(x: Array) -> tuple[Array, Array, Array] | None:
-        if not (x.flags.carray or plain(x)):
-            return by_strides[x.strides](x) if n <= PIECE else None
+    def call(x: Array, *views: Array) -> tuple[Array, Array, Array] | None:
+        run = flat
+        if views:
+            run = apart
+        elif not (x.flags.carray or plain(x)):
+            if n <= PIECE or memory_order(x) is not None:
+                return by_strides[x.strides](x)
+            aligned = strided.aligned(x)
+            return call(strided.memory(x), strided.view(x)[None]) if aligned else None
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
         args = rows, inner, x, bottom, top, eps, lo, hi, nan, scale, zero_point, y
         done = 0
         if large and threads() > 1:  # all compute, and one looks
-            run(rows, n, (0, 0.0, 0.0, *args), key, grain)
+            run(rows, n, (*views, 0, 0.0, 0.0, *args), key, grain)
             done = rows
-        good = run.serial[key](done, rows, rows, *within, *args)
+        good = run.serial[key](done, rows, *views, rows, *within, *args)
         return (y, scale, zero_point) if good else None
 
-    by_strides: dict[Any, Dynamic] = ways(call, shape, dtype.itemsize, 1)
+    def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
+        if order[-1] != len(order) - 1:  # rows are torn apart
+            return None if n <= PIECE else no_fast_path
+        there = lying[:-1] + results[-1:]
+        at_once = fast_dynamic(
+            kernel, kind, lying, dtype, bounds, eps, there, kinds, constants, target, anew
+        )
+        back = np.argsort(order)
+
+        def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
+            if (done := at_once(x)) is None:
+                return None
+            y, *qparams = done
+            scale, zero_point = (q.transpose(back).copy() for q in qparams)
+            return y, scale, zero_point
+
+        return rows_in_memory
+
+    by_strides: dict[Any, Dynamic] = ways(call, shape, dtype.itemsize, 1, turned)
     return call
 
 
