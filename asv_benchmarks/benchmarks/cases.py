@@ -101,12 +101,20 @@ def _every_other(x: Array) -> Array:
     return np.repeat(x, 2, axis=-1)[..., ::2]
 
 
+def _with_gaps(x: Array) -> Array:
+    """The same values as the middle of rows three times as long."""
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(x.shape[-1],) * 2])[
+        ..., x.shape[-1] : -x.shape[-1]
+    ]
+
+
 #: How data can lie, beside C order.
 ORDERS: dict[str, Callable[[Array], Array]] = {
     "Fortran": np.asfortranarray,
     "channels last": lambda x: _swapped(x, 1, -1),
     "transposed": lambda x: _swapped(x, 0, 1),
     "strided": _every_other,
+    "gaps": _with_gaps,
 }
 
 #: A layout of about so many elements.
@@ -158,6 +166,7 @@ LAYOUTS: dict[str, Make] = {
     "tensor, channels last": lambda n: per_tensor(*_cut(n, 8, 64, 32), order="channels last"),
     "tensor, transposed": lambda n: per_tensor(*_cut(n, 64, 64), order="transposed"),
     "tensor, strided": lambda n: per_tensor(*_cut(n, 1024), order="strided"),
+    "tensor, gaps": lambda n: per_tensor(*_cut(n, 1024), order="gaps"),
     **{
         f"{count} channels, {place} axis": partial(_channels, place, count)
         for count in (64, 3, 4096)
@@ -169,6 +178,7 @@ LAYOUTS: dict[str, Make] = {
     ),
     "64 channels, transposed": lambda n: replace(_channels("middle", 64, n), order="transposed"),
     "64 channels, strided": lambda n: replace(_channels("first", 64, n), order="strided"),
+    "64 channels, gaps": lambda n: replace(_channels("first", 64, n), order="gaps"),
     "token": lambda n: per_token(*_rows(n)),
     "token, float64 scales": lambda n: per_token(*_rows(n), wide=True),
     "tokens of 32": lambda n: per_token(max(1, n // 32), min(n, 32)),
@@ -182,6 +192,7 @@ LAYOUTS: dict[str, Make] = {
     # Two axes, as the ops want them.
     "groups of 128, Fortran": partial(_grouped, 128, order="Fortran"),
     "groups of 128, strided": partial(_grouped, 128, order="strided"),
+    "groups of 128, gaps": partial(_grouped, 128, order="gaps"),
 }
 
 
