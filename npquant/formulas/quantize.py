@@ -123,7 +123,7 @@ def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
 
 
 #: The bounds of int8, what takes a key to the next one, and no doubt.
-_LEAST, _GREATEST, _NEXT, _SURE = np.int32(-128), np.int32(127), np.int32(1), np.int32(0)
+_LEAST, _GREATEST, _NEXT, _NO_DOUBT = np.int32(-128), np.int32(127), np.int32(1), np.int32(0)
 
 
 @formula
@@ -165,7 +165,7 @@ def inverse_alone(scale: Any, zero_point: Any) -> Any:
 def centred(x: Any, p: Any) -> Any:
     """What `quantize_zero_first` gives of a float32 scale: no quotient is rounded beyond 127."""
     inverse, _, _ = p
-    return np.int32(bits(widen(x) * inverse + _MIDDLE) - _MIDDLE_BITS), _SURE
+    return np.int32(bits(widen(x) * inverse + _MIDDLE) - _MIDDLE_BITS), _NO_DOUBT
 
 
 #: The bits of the exponent of a float32; and what, times that power of two, leaves the eight bits
@@ -182,7 +182,7 @@ def centred_in_bfloat16(x: Any, p: Any) -> Any:
     t = widen(x) * inverse
     far = value(np.int32(bits(t) & _EXPONENT), t) * _EIGHT_BITS
     k = bits((t + far) - far + _MIDDLE)
-    return np.int32(min(max(k, _LEAST_BITS), _GREATEST_BITS) - _MIDDLE_BITS), _SURE
+    return np.int32(min(max(k, _LEAST_BITS), _GREATEST_BITS) - _MIDDLE_BITS), _NO_DOUBT
 
 
 @formula
