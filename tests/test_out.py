@@ -456,6 +456,37 @@ def test_past_the_caches_in_parts(name, kernels, monkeypatch):
     assert_same(out, expected)
 
 
+@pytest.mark.parametrize(
+    ("inner", "read", "written", "past"),
+    [
+        (48, np.int8, np.float32, False),
+        (64, np.int8, np.float32, True),
+        (64, np.int8, np.float16, True),
+        (64, np.int16, np.float16, False),
+        (64, np.int32, np.float16, False),
+        (64, np.int32, np.float32, True),
+        (20, np.int8, np.float32, True),
+    ],
+)
+def test_what_is_written_past_the_caches(
+    inner, read, written, past, past_caches, kernels, monkeypatch
+):
+    """Nothing that is narrower than the data, no two bytes of two, and no short groups."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    monkeypatch.setattr(fast_path, "threads", lambda: 2)
+    rows = PARALLEL_FROM // inner + 1
+    q = np.random.default_rng(9).integers(-100, 100, (rows, inner)).astype(read)
+    scales, bounds = np.linspace(0.3, 3, rows, dtype=np.float32), (-128, 127, read)
+    for zeros in (np.zeros(rows, np.int32), np.zeros(rows, np.int64)):  # the short and the long way
+        args = q, scales, zeros, 0, *bounds
+        expected = oracle.dequantize_per_channel(*args, out_dtype=written)
+        out = np.empty(q.shape, written)
+        kernels.clear()
+        assert nq.dequantize_per_channel(*args, out_dtype=written, out=out) is out
+        assert_same(out, expected)
+        assert [kernel.endswith("_past") for kernel in kernels] == [past], kernels
+
+
 def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
     """What is put elsewhere afterwards is read again."""
     monkeypatch.setattr(loops, "PAST", 1)
@@ -508,7 +539,7 @@ def test_past_the_caches_with_float64_scales(op, kernels, monkeypatch):
     """Some of which float32 gets wrong, in runs that are tried and in shorter ones."""
     monkeypatch.setattr(loops, "PAST", 1)
     rng, group = np.random.default_rng(6), op is nq.dequantize_per_channel_group
-    for inner in (48, 700, 1536):
+    for inner in (80, 700, 1536):
         rows = PARALLEL_FROM // inner + 1
         q = rng.integers(-128, 128, (rows, inner)).astype(np.int8)
         # An odd number of 26 bits is a multiple of each: between two of float32.

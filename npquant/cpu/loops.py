@@ -27,7 +27,7 @@ from npquant.cpu.segments import (
 )
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
 from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
-from npquant.dtypes import bool_
+from npquant.dtypes import DType, bool_, float16
 from npquant.layout import Granularity
 
 Array = np.ndarray[Any, Any]
@@ -37,10 +37,11 @@ SHORT, FEW = table.RUN, 256
 #: Lengths that have a loop of their own: a compiler that knows the length leaves nothing of the
 #: loop, and groups of 32 take half as long.
 _LENGTHS = 16, 32
+_TWO_BYTES = float16.itemsize
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
-#: them.
-PAST = 1 << 25
+#: them; of whole runs of less than RUN_PAST elements they are not, which took up to twice as long.
+PAST, RUN_PAST = 1 << 25, 64
 
 #: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
 _NO_LOOK = 0, 0.0, 0.0
@@ -52,6 +53,15 @@ NUMBER_TYPES: dict[str, Any] = {
     "float64": types.float64,
     "wide": types.float64,
 }
+
+
+def past_pays(x: DType, y: DType) -> bool:
+    """Whether to write large results `y` of `x` past the caches.
+
+    What is narrower than the data gains nothing, and what takes longer to compute than to move, two
+    bytes of two, takes longer.
+    """
+    return y.itemsize > x.itemsize or y.itemsize == x.itemsize != _TWO_BYTES
 
 
 class Elementwise:
@@ -160,7 +170,7 @@ class Elementwise:
         `y` was `given`, large results are written past the caches.
         """
         n = x.size
-        past = given and mask is None and y.nbytes >= PAST and y.itemsize >= x.itemsize
+        past = given and mask is None and y.nbytes >= PAST and past_pays(x.dtype, y.dtype)
         # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
         within = x is y and n > strided.GATHERED
         if not x.flags.c_contiguous:
@@ -207,16 +217,18 @@ class Elementwise:
             return self._wide.in_one_call(granularity, n, code, past)
         channels, inner, _ = granularity
         inner = inner or n
-        if not past and (blocks := self._whole(inner, n)):
+        if blocks := self._whole(inner, n, past):
             return blocks, n // inner, 0, GRAIN // inner
         if inner < SHORT and n > FEW and _periodic(channels, inner, n):
             period = channels * inner
             return self._periods_past if past else self._periods, n, -(-n // period), _grain(period)
         return self._runs_past if past else self._runs, n, 0, GRAIN
 
-    def _whole(self, inner: int, n: int) -> Kernel | None:
+    def _whole(self, inner: int, n: int, past: bool = False) -> Kernel | None:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
         if not 0 < inner < n or inner > LONG or inner % BLOCK or n % inner:
+            return None
+        if past and inner >= RUN_PAST:
             return None
         return self._blocks[inner if inner in _LENGTHS else OF_BLOCKS]
 
@@ -242,7 +254,7 @@ class Elementwise:
             if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
                 kernel, grain = periods, _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif not (past or first % inner) and (blocks := self._whole(inner, n)):
+            elif first % inner == 0 and (blocks := self._whole(inner, n, past)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
                 if apart:
                     kernel = self._blocks_apart

@@ -18,7 +18,7 @@ from npquant.checks import Array
 from npquant.cpu import dynamic, strided
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
-from npquant.cpu.loops import PAST
+from npquant.cpu.loops import PAST, past_pays
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
@@ -226,9 +226,8 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
     run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
     large = n * run.work >= PARALLEL_FROM
     several = type(dtype) is tuple
-    size = (dtype[place] if isinstance(dtype, tuple) else dtype).itemsize
-    wide = target.itemsize >= size
-    if wide and not (past or masked) and n * target.itemsize >= PAST:
+    read = dtype[place] if isinstance(dtype, tuple) else dtype
+    if not (past or masked) and n * target.itemsize >= PAST and past_pays(read, target):
         beyond = fast_path(kind, form._replace(past=True))
     channels, inner, _ = granularity
     inner = inner or n
@@ -325,7 +324,9 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
                          lo, hi, nan, y, mask)  # fmt: skip
         return (y, mask) if done else None
 
-    by_strides: dict[Any, FastPath] = ways(call, shape, size, 2, turned, place if several else None)
+    by_strides: dict[Any, FastPath] = ways(
+        call, shape, read.itemsize, 2, turned, place if several else None
+    )
     return call
 
 
