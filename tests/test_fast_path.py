@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
+import oracle
 from calls import (
     CALLS,
     DATA,
@@ -20,7 +21,8 @@ from calls import (
 )
 from cases import assert_same
 from npquant import backend, cpu, dtypes
-from npquant.cpu import loops, maps, sums
+from npquant.checks.calls import forget
+from npquant.cpu import loops, maps, sums, target
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
 
@@ -345,19 +347,71 @@ def test_large_arrays(shape, axis, threads, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_gradients(threads, monkeypatch):
-    """Up to 64 Ki elements several threads are no faster than one."""
-    asked, of = [], backend.of
+    """They go the same short way, from 64 Ki elements on in several threads, if there are these."""
+    asked, of, to_several, run = [], backend.of, [], Kernel.__call__
     monkeypatch.setattr(backend, "of", lambda x: asked.append(x.size) or of(x))
-    monkeypatch.setattr(fast_path, "threads", lambda: threads)
-    name = "fake_quantize_learnable_per_channel_affine_backward"
-    most = PARALLEL_FROM // 4
-    shapes = (most // 256, 256), (most // 256 + 1, 256), (120, 70, 32), (4000, 65)
-    for shape, axis in zip(shapes, (0, 0, 1, 1), strict=True):
-        kwargs, same = (usual(name, shape, axis) for _ in range(2))
-        got = results(name, kwargs)
-        assert bool(asked) == (threads > 1 and prod(shape) > most), shape
-        assert_same(got, results_the_long_way(name, same), shape)
-        asked.clear()
+    monkeypatch.setattr(sums, "threads", lambda: threads)
+    monkeypatch.setattr(
+        Kernel, "__call__", lambda self, *args: to_several.append(self.name) or run(self, *args)
+    )
+    least = PARALLEL_FROM // 4
+    shapes = (least // 256, 256), (least // 256 - 1, 256), (120, 70, 32), (4000, 65), (9, 9000)
+    for shape, axis in zip(shapes, (0, 0, 1, 1, 0), strict=True):
+        for kind in ("tensor", "channel"):
+            if kind == "tensor" and shape == (9, 9000):  # rows of several tiles
+                continue
+            name = f"fake_quantize_learnable_per_{kind}_affine_backward"
+            kwargs, same = (usual(name, shape, axis) for _ in range(2))
+            got = results(name, kwargs)
+            assert not asked, shape
+            to_all = [kernel for kernel in to_several if kernel != "sums_of_tiles"]
+            assert len(to_all) == (threads > 1 and prod(shape) >= least), shape
+            assert_same(got, results_the_long_way(name, same), shape)
+            asked.clear()
+            to_several.clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((4096,), None), ((4097,), None), ((9000,), None), ((257 * 4096 + 9000,), None),
+    ((5000, 1), None), ((256, 256), None), ((700, 8, 40), None), ((300, 4096), None),
+    ((1, 9000), 0), ((5, 9000), 0), ((9000, 3), 1), ((4100, 70), 1), ((3, 6000, 3), 2),
+    ((200, 4, 32), 1), ((300, 7, 9), 1),
+])  # fmt: skip
+def test_gradients_of_several_tiles(shape, axis, threads, monkeypatch):
+    """Terms that cancel: what is left of their sum is what rounding left, in the order it had."""
+    monkeypatch.setattr(sums, "threads", lambda: threads)
+    monkeypatch.setattr(target, "PARALLEL_FROM", 0)
+    monkeypatch.setattr(sums, "PARALLEL_FROM", 0)
+    forget()
+    rng = np.random.default_rng(16)
+    channels = 1 if axis is None else shape[axis]
+    x = rng.normal(size=(channels, prod(shape) // channels)).astype(np.float32)
+    g = np.ldexp(rng.normal(size=x.shape).astype(np.float32), rng.integers(-30, 30, x.shape))
+    half = x.shape[1] // 2
+    order = rng.permutation(half)
+    x[:, half : 2 * half], g[:, half : 2 * half] = x[:, order], -g[:, order]
+    if x.shape[1] % 2:
+        g[:, -1] = 0
+    if axis is not None:  # each channel to its place
+        there = (shape[axis], *shape[:axis], *shape[axis + 1 :])
+        x, g = (np.moveaxis(a.reshape(there), 0, axis).copy() for a in (x, g))
+    x, g = x.reshape(shape), g.reshape(shape)
+    scale, zero_point = np.full(channels, 0.3, np.float32), np.full(channels, 1.2, np.float32)
+    kind, last = ("tensor", (-8, 7)) if axis is None else ("channel", (axis, -8, 7))
+    name = f"fake_quantize_learnable_per_{kind}_affine_backward"
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", None)  # which the long way calls
+        got = getattr(nq, name)(g, x, scale, zero_point, *last)
+    expected = getattr(oracle, name)(g, x, scale, zero_point, *last)
+    assert_same(got, expected)
+    assert np.count_nonzero(got[1]) > channels // 2  # or every order would do
+    for qparam in (scale, zero_point):
+        right, qparam[-1] = qparam[-1], np.nan
+        with pytest.raises(ValueError, match=r"(scale|zero_point) must be"):
+            getattr(nq, name)(g, x, scale, zero_point, *last)
+        qparam[-1] = right
+    forget()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -11,6 +11,7 @@ and threads do not change a bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from npquant.cpu.segments import Function
 from npquant.cpu.steps import in_steps
 from npquant.cpu.strided import VIEWS, every_second, room, taken
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, threads
 from npquant.cpu.walk import (
     channel_pieces,
     contiguous,
@@ -49,7 +50,7 @@ from npquant.cpu.walk import (
     turned,
     views_in_boxes,
 )
-from npquant.dtypes import float32, float64
+from npquant.dtypes import DType, float32, float64
 from npquant.layout import GROUP, LANES, TILE, Granularity, Spans, rows_of_tensor
 from npquant.primitives import each, store
 
@@ -98,17 +99,59 @@ class Gradients:
         self._short = kernel(short_of(parameters, element), "short")
         self._apart = Kernel(apart_of(called(runs)), f"{name}_apart", _gradients_apart_signature, 4)
 
-    def in_one_call(
-        self, granularity: Granularity, n: int, code: str
-    ) -> tuple[Kernel, tuple[int, int, int, int, int]] | None:
-        """The kernel that does contiguous arrays of `n` elements in one call: its tasks and cut."""
+    def at_once(
+        self, granularity: Granularity, shape: tuple[int, ...], dtype: DType, code: str
+    ) -> Callable[..., bool] | None:
+        """A function of contiguous arrays of this shape, their float32 qparams, and results.
+
+        As a call, but that it looks at the qparams first, and tells whether they are usual: else
+        nothing was written. None of what is not done in one call of a kernel.
+        """
         if code != "float32" and self._wide is not None:
-            return self._wide.in_one_call(granularity, n, code)
-        channels, inner, _ = granularity
-        if not 0 < n <= channels * TILE:
+            return self._wide.at_once(granularity, shape, dtype, code)
+        n, (channels, inner, _) = prod(shape), granularity
+        if n == 0:
             return None
-        kernel, block, inner = self._cut(channels, inner, n // channels)
-        return kernel, (-(-channels // block), block, channels, inner, n // channels)
+        look = of = channels
+        if granularity.axis is None and channels == 1:
+            channels, inner, _ = rows_of_tensor(shape)
+            if not (channels == 1 or (inner <= TILE and channels <= ROWS)):
+                return None
+        count = n // channels
+        tiles = -(-count // TILE)
+        kernel, block, inner = self._cut(channels, inner, count)
+        tasks = -(-channels // block) * tiles
+        large, key = n * kernel.work >= PARALLEL_FROM, (dtype, float32, float32, code)
+        in_tiles = channels * tiles > of
+        entry: Any = None
+
+        def call(
+            grad: Array, x: Array, scale: Array, zero_point: Array, lo: float, hi: float,
+            factor: float, y: Array, grad_scale: Array, grad_zero_point: Array,
+        ) -> bool:  # fmt: skip
+            nonlocal entry
+            if entry is None:
+                entry = kernel.serial[key]
+            slope, shift, sums = grad_scale, grad_zero_point, NO_SUMS
+            if in_tiles:
+                (slope, shift), sums = NO_ROOM, np.empty((2, channels, tiles))
+            if look < channels:
+                scale, zero_point = scale.repeat(channels), zero_point.repeat(channels)
+            some = tasks
+            if large and threads() > 1:  # one looks, and all compute
+                some = 0
+            if not entry(0, some, look, block, channels, inner, count, grad, x, scale, zero_point,
+                         lo, hi, factor, y, sums, slope, shift):  # fmt: skip
+                return False
+            if some < tasks:
+                kernel(tasks, n, (0, block, channels, inner, count, grad, x, scale, zero_point,
+                                  lo, hi, factor, y, sums, slope, shift), key)  # fmt: skip
+            if in_tiles:
+                sums = sums.reshape(2, of, -1)
+                _add_tiles(of, sums.size, (sums, grad_scale, grad_zero_point), (float32, float32))
+            return True
+
+        return call
 
     def __call__(
         self, granularity: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,
@@ -373,17 +416,17 @@ class Total:
         if n == 0:
             return 0.0
         sums = np.empty(-(-n // TILE))
+        key = tuple([a.dtype for a in inputs])
         if n <= TILE:
-            flat = tuple(map(contiguous, inputs))
-            self._kernel.serial[tuple([a.dtype for a in flat])](0, 1, 0, n, flat, number, sums)
+            self._kernel.serial[key](0, 1, 0, n, tuple(map(contiguous, inputs)), number, sums)
             return float(sums.item())
         whole = Granularity(1, n, None)
-        boxes = None if all(map(readable, inputs)) else views_in_boxes(whole, inputs, TILE)
-        if boxes is not None:
+        if all(map(plain, inputs)):
+            self._kernel(sums.size, n, (0, n, tuple(inputs), number, sums), key)
+        elif not all(map(readable, inputs)) and (boxes := views_in_boxes(whole, inputs, TILE)):
             views, some, length, count, memories = boxes
             lines = n // count
             args = views, some, length, lines, count, tuple(memories), number, sums
-            key = tuple([a.dtype for a in inputs])
             self._apart(-(-lines // some) * -(-count // length), n, args, key)
         else:
             for _, _, tiles, x in channel_pieces(whole, inputs, (), TILE, ordered=True, pairs=True):

@@ -20,7 +20,6 @@ from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST, past_pays
 from npquant.cpu.qparams import TOGETHER, few
-from npquant.cpu.sums import NO_SUMS
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, contiguous, plain
 from npquant.dtypes import DType
@@ -357,21 +356,15 @@ def fast_backward(
     anew: Backward,
 ) -> Backward:
     """The same of learned qparams: of (gradient, input) and qparams, to the gradients."""
-    n = prod(shape)
-    found = getattr(cpu, kernel).in_one_call(granularity, n, code) if kind is np.ndarray else None
-    if found is None:
+    n, run = prod(shape), None
+    if kind is np.ndarray:
+        run = getattr(cpu, kernel).at_once(granularity, shape, dtype, code)
+    if run is None:
         return repeated(kind, anew, 1)
-    run, (tasks, block, channels, inner, count) = found
-    # Up to here, threads are no faster.
-    large = n * run.work > PARALLEL_FROM
     lo, hi, factor = map(float, constants)
-    entry: Any = None
 
     def call(data: Any, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
-        nonlocal entry
         grad, x = data
-        if large and threads() > 1:
-            return None
         if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
             return None
         if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
@@ -385,15 +378,12 @@ def fast_backward(
             and (zero_point.flags.carray or plain(zero_point))
         ):
             return None
-        if entry is None:
-            entry = run.serial[dtype, _float32, _float32, code]
         y, slope, shift = results = (
             _empty(shape, dtype),
             _empty(given, _float32),
             _empty(given, _float32),
         )
-        good = entry(0, tasks, channels, block, channels, inner, count, grad, x, scale, zero_point,
-                     lo, hi, factor, y, NO_SUMS, slope, shift)  # fmt: skip
+        good = run(grad, x, scale, zero_point, lo, hi, factor, y, slope, shift)
         return results if good else None
 
     # The sums of more are made as they lie.
