@@ -22,6 +22,7 @@ from cases import SUB_BYTE
 from npquant.cpu import bfloat16, packs, together
 from npquant.cpu.checks import usual
 from npquant.cpu.dynamic import dynamic_per_token
+from npquant.cpu.instructions import compiled_for as processor_has
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import LONG, fetch, fetch_to_second
 from npquant.cpu.passes import needed_work
@@ -389,15 +390,22 @@ def test_where_bfloat16_is_made_of_many(name, features, at_once, tmp_path):
 
 
 #: What is made of many values at once, and of which.
-MADE = [(t, np.int32) for t in (np.int8, np.uint8, *SUB_BYTE)] + [(ml_dtypes.bfloat16, np.float32)]
+MADE = [(t, np.int32, False) for t in (np.int8, np.uint8, *SUB_BYTE)] + [
+    (ml_dtypes.bfloat16, np.float32, False),
+    pytest.param(
+        ml_dtypes.bfloat16, np.float32, True,
+        marks=pytest.mark.skipif(not processor_has("avx512bf16"), reason="no such instruction"),
+    ),
+]  # fmt: skip
 
 
 @of_x86
-@pytest.mark.parametrize(("target", "source"), MADE, ids=lambda t: np.dtype(t).name)
-def test_elements_made_of_many_values(target, source, monkeypatch):
+@pytest.mark.parametrize(("target", "source", "at_once"), MADE, ids=str)
+def test_elements_made_of_many_values(target, source, at_once, monkeypatch):
     """The same as one by one, also where the processor has a better way, or a worse one."""
     monkeypatch.setattr(packs, "pay_for", lambda kind: kind in packs._BITS)
     monkeypatch.setattr(bfloat16, "pays", lambda: True)
+    monkeypatch.setattr(bfloat16, "compiled_for", lambda feature: at_once)
 
     def segment(begin, end, x, y):
         for start in range(begin, end, LONG):
@@ -410,7 +418,9 @@ def test_elements_made_of_many_values(target, source, monkeypatch):
 
     types_ = array_type(np.dtype(source)), array_type(np.dtype(target))
     kernel = Kernel(segment, "of_many", lambda: types_)
-    assert f"[{LONG} x " in kernel._code[()].library.get_llvm_str()
+    text = kernel._code[()].library.get_llvm_str()
+    assert f"[{LONG} x " in text
+    assert ("cvtne2ps2bf16" in text) == at_once
     unsigned = np.dtype(f"u{np.dtype(target).itemsize}")
     if source == np.int32:
         x = np.random.default_rng(8).integers(-(2**31), 2**31, 10_007, np.int32)
@@ -418,7 +428,9 @@ def test_elements_made_of_many_values(target, source, monkeypatch):
     else:  # every upper half, and lower ones around those that round it up
         lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
         x = (np.arange(2**16, dtype=np.uint32)[:, None] << 16 | lower).view(np.float32)
-        x = x[~np.isnan(x)]
+        x = np.random.default_rng(8).permutation(x[~np.isnan(x)])
+        nans = np.array([np.nan, -np.nan], np.float32)
+        x = np.concatenate([np.sort(x), x, nans.repeat(40)])
         expected = x.astype(target).view(unsigned)
     for n in [*range(1, 70), x.size]:
         y = np.zeros(n + 9, target)
