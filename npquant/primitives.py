@@ -118,6 +118,14 @@ def plus(t: Any, z: Any) -> Any:
     return t + (like(z, t) if isinstance(z, (int, np.integer)) else z)
 
 
+def shifted(t: Any, z: Any, other: Any) -> Any:
+    """t + z as of `plus`, for codes of the type of `other`.
+
+    Where these are integers, a zero need not be added: they have no sign of their zeros.
+    """
+    return plus(t, z)
+
+
 def narrowed(zero_point: Any, t: Any, other: Any) -> Any:
     """The zero point as `rounded_code` adds it to `t`, in no more bits than that takes."""
     return zero_point

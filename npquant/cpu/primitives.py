@@ -205,6 +205,15 @@ def _plus(t, z):
     return arithmetic("fadd", t, z)
 
 
+@teach(p.shifted)
+def _shifted(t, z, other):
+    # A sum in two bytes is rounded. One loop without it is compiled, and one with it.
+    if isinstance(t, Storage) and isinstance(z, Storage) and other not in FLOAT8:
+        nothing = np.float32(0)
+        return lambda t, z, other: t + z if p.widen(z) != nothing else t
+    return lambda t, z, other: p.plus(t, z)
+
+
 @teach(p.code_of)
 def _code_of(v, lo, hi, nan):
     if isinstance(lo, types.Integer):

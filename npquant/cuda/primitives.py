@@ -22,7 +22,7 @@ register_model(Storage)(StorageModel)
 
 _REPLACED = {
     p.rint, p.trunc, p.floor, p.sqrt, p.from_one, p.at, p.masked, p.narrowed, p.rounded_code,
-    p.store,
+    p.shifted, p.store,
 }  # fmt: skip
 
 for _primitive, _implementation in TAUGHT:
@@ -119,6 +119,11 @@ def _at(p, c):
     if isinstance(p, types.CPointer):
         return lambda p, c: p[c]
     return lambda p, c: p
+
+
+@overload(p.shifted)
+def _shifted(t, z, other):
+    return lambda t, z, other: p.plus(t, z)
 
 
 @overload(p.narrowed)

@@ -20,6 +20,7 @@ from npquant.primitives import (
     plus,
     rint,
     rounded_code,
+    shifted,
     times,
     value,
     whole,
@@ -70,7 +71,8 @@ def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """
     inverse, zero_point = p
     lo, hi, nan = constants
-    return rounded_code(plus(times(x, inverse), zero_point), None, lo, hi, nan, item(y)), True
+    t = shifted(times(x, inverse), zero_point, item(y))
+    return rounded_code(t, None, lo, hi, nan, item(y)), True
 
 
 #: Added to a float32 between -2**22 and 2**22, it leaves an integer in the last bits.
