@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 #: Runs shorter than this are done side by side, but of FEW elements, which are not worth a table.
 SHORT, FEW = table.RUN, 256
 #: Lengths that have a loop of their own: a compiler that knows the length leaves nothing of the
-#: loop, and groups of 32 take half as long.
+#: loop, and groups of 32 take half as long; but twice as long where all is rounded to float16.
 _LENGTHS = 16, 32
 _TWO_BYTES = float16.itemsize
 
@@ -114,10 +114,11 @@ class Elementwise:
         self._runs = kernel(runs, "runs", looking)
         self._runs_past = kernel(runs_past, "runs_past", looking, full_width=bool(steps))
         self._runs_apart = kernel(runs_apart_of(self.rule), "runs_apart", _apart(_signature))
-        self._blocks = {
-            bits: kernel(blocks_of(parameters, element, bits), f"blocks_{bits}", looking)
-            for bits in (OF_BLOCKS, *_LENGTHS)
-        }
+        blocks = kernel(blocks_of(parameters, element, OF_BLOCKS), "blocks", looking)
+        self._blocks = {OF_BLOCKS: blocks}
+        for n in _LENGTHS:
+            of_length = kernel(blocks_of(parameters, element, n), f"blocks_{n}", looking)
+            self._blocks[n] = Either(_in_halves, blocks, of_length)
         self._blocks_apart = kernel(
             blocks_apart_of(self.rule_of_blocks), "blocks_apart", _apart(_signature)
         )
@@ -278,6 +279,11 @@ class ElementwiseOfSeveral(Elementwise):
         for piece, (*x, v, _), (s, z) in pieces(granularity, inputs, outputs, (scale, zero_point)):
             m = v.size if piece.views is None else n
             self._flat(piece, m, tuple(x), s, z, constants, precision, v)
+
+
+def _in_halves(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
+    """Of float16 with scales of float16."""
+    return x == float16 and bool(qparams[0] == float16)
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:
