@@ -58,6 +58,8 @@ class Layout:
     group: tuple[int, ...] = ()
     #: Whether scales are float64 and zero points int64, as choose_qparams returns them.
     wide: bool = False
+    #: Whether scales have the dtype of the data, and zero points are zeros.
+    own: bool = False
     #: A name in ORDERS; without one the data lie in C order.
     order: str = ""
 
@@ -65,7 +67,8 @@ class Layout:
         text = "x".join(map(str, self.shape))
         text += "".join(f" axis {a}" for a in self.axis)
         text += "".join(f" groups of {g}" for g in self.group)
-        return text + " float64 scales" * self.wide + f" {self.order}" * bool(self.order)
+        text += " float64 scales" * self.wide + " own scales" * self.own
+        return text + f" {self.order}" * bool(self.order)
 
     @property
     def grain(self) -> str:
@@ -189,6 +192,10 @@ LAYOUTS: dict[str, Make] = {
     },
     "groups of 32": partial(_grouped, 32),
     "groups of 128": partial(_grouped, 128),
+    **{
+        f"groups of {size}, own scales": lambda n, size=size: replace(_grouped(size, n), own=True)
+        for size in (128, 32)
+    },
     # Two axes, as the ops want them.
     "groups of 128, Fortran": partial(_grouped, 128, order="Fortran"),
     "groups of 128, strided": partial(_grouped, 128, order="strided"),
@@ -201,6 +208,9 @@ def _named(*prefixes: str) -> tuple[str, ...]:
 
 
 TENSORS, CHANNELS, TOKENS, GROUPS = map(_named, ("tensor", "channels, ", "token", "groups"))
+#: Also with scales of the data's dtype, as learnable ops and AdaRound have none.
+SCALED_GROUPS = GROUPS
+GROUPS = tuple(name for name in GROUPS if "own scales" not in name)
 NARROW_TOKENS = tuple(name for name in TOKENS if "float64" not in name)
 
 #: Those that a usual run takes; the others are for the whole matrix.
@@ -259,12 +269,15 @@ class Inputs:
         lo, hi = self.bounds
         unit = 6 / (hi - lo)
         scales = np.random.default_rng(5).uniform(0.9 * unit, 1.1 * unit, self.layout.scales or 1)
-        return scales.astype(np.float64 if self.layout.wide else np.float32)
+        kind = self.floating if self.layout.own else np.float32
+        return scales.astype(np.float64 if self.layout.wide else kind)
 
     @cached_property
     def zero_points(self) -> Array:
         """Zero points near the middle of the range; of float8, where nobody has others, zeros."""
         middle, few = sum(self.bounds) // 2, 0 if self.target.name.startswith("float8") else 2
+        if self.layout.own:
+            middle = few = 0
         shape = self.layout.scales or 1
         zero_points = np.random.default_rng(6).integers(middle - few, middle + few + 1, shape)
         return zero_points.astype(np.int64 if self.layout.wide else np.int32)
@@ -471,8 +484,12 @@ class Spec:
             if whole or size in USUAL_SIZES or (self.main and layout == "tensor"):
                 yield self.cell(dtype, layout, size)
         if whole and self.main:
+            largest = max(self.sizes)
             for other in self.layouts:
-                yield self.cell(dtype, other, max(self.sizes))
+                yield self.cell(dtype, other, largest)
+            for other in self.dtypes:
+                if "float16" in other:
+                    yield self.cell(other, layout, largest)
 
     @property
     def centre(self) -> int:
@@ -528,12 +545,13 @@ SPECS = (
     *specs("quantize_per_tensor", quantize, TENSORS, TO_CODES, LINEAR, main=True),
     *specs("quantize_per_channel", quantize, CHANNELS, TO_CODES, LINEAR, main=True),
     *specs("quantize_per_token", quantize, TOKENS, TO_CODES, LINEAR, main=True),
-    *specs("quantize_per_channel_group", quantize, GROUPS, TO_CODES, LINEAR, main=True),
+    *specs("quantize_per_channel_group", quantize, SCALED_GROUPS, TO_CODES, LINEAR, main=True),
 
     *specs("dequantize_per_tensor", dequantize, TENSORS, FROM_CODES, LINEAR, main=True),
     *specs("dequantize_per_channel", dequantize, CHANNELS, FROM_CODES, LINEAR, main=True),
     *specs("dequantize_per_token", dequantize, TOKENS, FROM_CODES, LINEAR, main=True),
-    *specs("dequantize_per_channel_group", dequantize, GROUPS, FROM_CODES, LINEAR, main=True),
+    *specs("dequantize_per_channel_group", dequantize, SCALED_GROUPS, FROM_CODES, LINEAR,
+           main=True),
     *specs("convert_element_type", to_dtype, TENSORS, CASTS, DECOMPOSED),
 
     *specs("fake_quantize_per_tensor_affine", fake_quantize, TENSORS, FLOATS, SAME, main=True),
