@@ -371,19 +371,8 @@ def test_large_gradients(threads, monkeypatch):
             to_several.clear()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("shape", "axis"), [
-    ((4096,), None), ((4097,), None), ((9000,), None), ((257 * 4096 + 9000,), None),
-    ((5000, 1), None), ((256, 256), None), ((700, 8, 40), None), ((300, 4096), None),
-    ((1, 9000), 0), ((5, 9000), 0), ((9000, 3), 1), ((4100, 70), 1), ((3, 6000, 3), 2),
-    ((200, 4, 32), 1), ((300, 7, 9), 1),
-])  # fmt: skip
-def test_gradients_of_several_tiles(shape, axis, threads, monkeypatch):
-    """Terms that cancel: what is left of their sum is what rounding left, in the order it had."""
-    monkeypatch.setattr(sums, "threads", lambda: threads)
-    monkeypatch.setattr(target, "PARALLEL_FROM", 0)
-    monkeypatch.setattr(sums, "PARALLEL_FROM", 0)
-    forget()
+def whose_terms_cancel(shape, axis):
+    """A learnable backward: what is left of its sums is what rounding left, in the order it had."""
     rng = np.random.default_rng(16)
     channels = 1 if axis is None else shape[axis]
     x = rng.normal(size=(channels, prod(shape) // channels)).astype(np.float32)
@@ -400,18 +389,43 @@ def test_gradients_of_several_tiles(shape, axis, threads, monkeypatch):
     scale, zero_point = np.full(channels, 0.3, np.float32), np.full(channels, 1.2, np.float32)
     kind, last = ("tensor", (-8, 7)) if axis is None else ("channel", (axis, -8, 7))
     name = f"fake_quantize_learnable_per_{kind}_affine_backward"
+    return name, (g, x, scale, zero_point, *last)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((4096,), None), ((4097,), None), ((9000,), None), ((257 * 4096 + 9000,), None),
+    ((5000, 1), None), ((256, 256), None), ((700, 8, 40), None), ((300, 4096), None),
+    ((1, 9000), 0), ((5, 9000), 0), ((9000, 3), 1), ((4100, 70), 1), ((3, 6000, 3), 2),
+    ((200, 4, 32), 1), ((300, 7, 9), 1),
+])  # fmt: skip
+def test_gradients_of_several_tiles(shape, axis, threads, monkeypatch):
+    monkeypatch.setattr(sums, "threads", lambda: threads)
+    monkeypatch.setattr(target, "PARALLEL_FROM", 0)
+    monkeypatch.setattr(sums, "PARALLEL_FROM", 0)
+    forget()
+    name, args = whose_terms_cancel(shape, axis)
     with monkeypatch.context() as patch:
         patch.setattr(backend, "of", None)  # which the long way calls
-        got = getattr(nq, name)(g, x, scale, zero_point, *last)
-    expected = getattr(oracle, name)(g, x, scale, zero_point, *last)
-    assert_same(got, expected)
-    assert np.count_nonzero(got[1]) > channels // 2  # or every order would do
+        got = getattr(nq, name)(*args)
+    assert_same(got, getattr(oracle, name)(*args))
+    assert np.count_nonzero(got[1]) > got[1].size // 2  # or every order would do
+    _, _, scale, zero_point, *_ = args
     for qparam in (scale, zero_point):
         right, qparam[-1] = qparam[-1], np.nan
         with pytest.raises(ValueError, match=r"(scale|zero_point) must be"):
-            getattr(nq, name)(g, x, scale, zero_point, *last)
+            getattr(nq, name)(*args)
         qparam[-1] = right
     forget()
+
+
+@pytest.mark.parametrize("shape", [(7, 9000), (8200, 257)], ids=str)
+def test_gradients_of_longer_rows_and_of_more(shape):
+    """Of several tiles each, and of more than are done at a time: these go the long way."""
+    name, args = whose_terms_cancel(shape, None)
+    got = getattr(nq, name)(*args)
+    assert_same(got, getattr(oracle, name)(*args))
+    assert np.count_nonzero(got[1])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

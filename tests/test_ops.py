@@ -314,6 +314,23 @@ def test_quantize_per_token_rounds_each_step_to_two_bytes(dtype):
     agree("quantize_per_token", x, s, (z + 0.3).astype(dtype), -128, 127, np.int8)
 
 
+@pytest.mark.parametrize("target", **named([np.int8, np.int32, ml_dtypes.uint4, *cases.FLOAT8]))
+@pytest.mark.parametrize("dtype", **named((F16, BF16)))
+def test_zero_points_of_zero_in_two_bytes(dtype, target):
+    """Beside others, and of both signs: the sum of two zeros has a sign, which float8 shows."""
+    s = np.linspace(0.1, 0.9, 6).astype(dtype)
+    bounds = BOUNDS[np.dtype(target)]
+    x = cases.rows(dtype, s.astype(F64), np.zeros(6, int), -100, 100)
+    few = np.array([-0.0, 0.0, -1e-7, 1e-7, np.nan, np.inf, -np.inf], dtype)
+    x[:, : few.size] = few
+    for z in (0, -0.0, [0, 1, 0, -2, -0.0, 3]):
+        for kind in (np.int64, dtype):
+            zeros = np.resize(z, 6).astype(kind)
+            agree("quantize_per_token", x, s, zeros, *bounds, target, note=(z, kind))
+            args = x.reshape(2, -1), s.reshape(2, 3), zeros.reshape(2, 3)
+            agree("quantize_per_channel_group", *args, *bounds, target, 256, note=(z, kind))
+
+
 def test_bfloat16_of_every_length():
     """Two are done at a time: of an odd number, from any place on, in rows and in groups."""
     x = np.random.default_rng(3).normal(0, 9, (2, 200)).astype(BF16)
