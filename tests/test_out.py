@@ -466,6 +466,9 @@ def test_past_the_caches_in_parts(name, kernels, monkeypatch):
         (64, np.int32, np.float16, False),
         (64, np.int32, np.float32, True),
         (20, np.int8, np.float32, True),
+        (64, np.int8, ml_dtypes.bfloat16, True),
+        (64, FLOAT8[0], ml_dtypes.bfloat16, False),
+        (64, FLOAT8[0], np.float16, True),
     ],
 )
 def test_what_is_written_past_the_caches(

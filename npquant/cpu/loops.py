@@ -27,7 +27,7 @@ from npquant.cpu.segments import (
 )
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
 from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
-from npquant.dtypes import DType, bool_, float16
+from npquant.dtypes import FLOAT8, DType, bfloat16, bool_, float16
 from npquant.layout import Granularity
 
 Array = np.ndarray[Any, Any]
@@ -59,9 +59,11 @@ def past_pays(x: DType, y: DType) -> bool:
     """Whether to write large results `y` of `x` past the caches.
 
     What is narrower than the data gains nothing, and what takes longer to compute than to move, two
-    bytes of two, takes longer.
+    bytes of two and bfloat16 of float8, takes longer.
     """
-    return y.itemsize > x.itemsize or y.itemsize == x.itemsize != _TWO_BYTES
+    if x.itemsize == y.itemsize == _TWO_BYTES or (x in FLOAT8 and y == bfloat16):
+        return False
+    return y.itemsize >= x.itemsize
 
 
 class Elementwise:
