@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from math import prod
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -371,7 +372,7 @@ def test_large_gradients(threads, monkeypatch):
             to_several.clear()
 
 
-def whose_terms_cancel(shape, axis):
+def whose_terms_cancel(shape, axis, dtype=np.float32):
     """A learnable backward: what is left of its sums is what rounding left, in the order it had."""
     rng = np.random.default_rng(16)
     channels = 1 if axis is None else shape[axis]
@@ -385,7 +386,8 @@ def whose_terms_cancel(shape, axis):
     if axis is not None:  # each channel to its place
         there = (shape[axis], *shape[:axis], *shape[axis + 1 :])
         x, g = (np.moveaxis(a.reshape(there), 0, axis).copy() for a in (x, g))
-    x, g = x.reshape(shape), g.reshape(shape)
+    most = float(ml_dtypes.finfo(dtype).max)
+    x, g = (a.reshape(shape).astype(float).clip(-most, most).astype(dtype) for a in (x, g))
     scale, zero_point = np.full(channels, 0.3, np.float32), np.full(channels, 1.2, np.float32)
     kind, last = ("tensor", (-8, 7)) if axis is None else ("channel", (axis, -8, 7))
     name = f"fake_quantize_learnable_per_{kind}_affine_backward"
@@ -419,9 +421,23 @@ def test_gradients_of_several_tiles(shape, axis, threads, monkeypatch):
     forget()
 
 
-@pytest.mark.parametrize("shape", [(7, 9000), (8200, 257)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, dtypes.bfloat16, np.float64], ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [((9000,), None), ((300, 260), None), ((5, 9000), 0)])
+def test_gradients_of_several_tiles_of_a_dtype(shape, axis, dtype, monkeypatch):
+    """And of codes beyond float32, and with the zero point of the forward."""
+    name, args = whose_terms_cancel(shape, axis, dtype)
+    *most, _, _ = args
+    monkeypatch.setattr(backend, "of", None)
+    for bounds in ((-8, 7), (-(2**30), 2**30)):
+        for rounding in ("pytorch", "nearest"):
+            got = getattr(nq, name)(*most, *bounds, zero_point_rounding=rounding)
+            expected = getattr(oracle, name)(*most, *bounds, zero_point_rounding=rounding)
+            assert_same(got, expected, (bounds, rounding))
+
+
+@pytest.mark.parametrize("shape", [(7, 9000), (8192, 257), (8200, 257)], ids=str)
 def test_gradients_of_longer_rows_and_of_more(shape):
-    """Of several tiles each, and of more than are done at a time: these go the long way."""
+    """Of several tiles each, and of more than are done at a time: all but one go the long way."""
     name, args = whose_terms_cancel(shape, None)
     got = getattr(nq, name)(*args)
     assert_same(got, getattr(oracle, name)(*args))

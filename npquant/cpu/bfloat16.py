@@ -33,9 +33,12 @@ def pays() -> bool:
     return compiled_for("avx512bw")
 
 
-def codes(builder: Any, numbers: Any, kind: Any) -> Any:
-    """MANY float32 as bfloat16, as `storage._float32_to_bfloat16` makes each."""
-    if not compiled_for("avx512bf16"):
+def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
+    """MANY float32 as bfloat16, as `storage._float32_to_bfloat16` makes each.
+
+    Of `few`, what is behind them is anything, of which no way may depend.
+    """
+    if few or not (compiled_for("avx512bf16") and compiled_for("avx512dq")):
         return _by_halves(builder, numbers)
     word, some = ir.IntType(32), ir.VectorType(ir.FloatType(), _HALF)
     flags, both = ir.VectorType(ir.IntType(1), _HALF), ir.VectorType(_BFloat(), MANY)

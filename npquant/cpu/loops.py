@@ -40,7 +40,7 @@ _LENGTHS = 16, 32
 _TWO_BYTES = float16.itemsize
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
-#: them; of whole runs of less than RUN_PAST elements they are not, which took up to twice as long.
+#: them; of `blocks` of less than RUN_PAST elements they are not, which took up to twice as long.
 PAST, RUN_PAST = 1 << 25, 64
 
 #: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
@@ -285,7 +285,7 @@ class ElementwiseOfSeveral(Elementwise):
 
 def _in_halves(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> bool:
     """Of float16 with scales of float16."""
-    return x == float16 and bool(qparams[0] == float16)
+    return isinstance(x, np.dtype) and x.base == float16 and bool(qparams[0] == float16)
 
 
 def _signature(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> Types:

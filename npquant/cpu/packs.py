@@ -27,7 +27,7 @@ def pay_for(kind: Any) -> bool:
     return kind in _BITS and compiled_for("avx2") and not compiled_for("avx512bw")
 
 
-def codes(builder: Any, numbers: Any, kind: Any) -> Any:
+def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
     """The lowest bits of MANY integers of 32 bits."""
     words, halves, bytes_ = (ir.VectorType(ir.IntType(32 // n), 8 * n) for n in (1, 2, 4))
     lowest = ir.Constant(words, [2 ** _BITS[kind] - 1] * 8)

@@ -87,8 +87,8 @@ def _release(typing: Any, held: Any, n: Any, y: Any, first: Any) -> Any:
         many = n.type(made.MANY)
         to = builder.gep(data_of(context, builder, y, array), [first])
 
-        def codes(k: Any) -> Any:
-            return made.codes(builder, builder.gep(room, [k]), y.dtype)
+        def codes(k: Any, few: bool = False) -> Any:
+            return made.codes(builder, builder.gep(room, [k]), y.dtype, few)
 
         def give(k: Any) -> None:
             some = codes(k)
@@ -106,7 +106,7 @@ def _release(typing: Any, held: Any, n: Any, y: Any, first: Any) -> Any:
             with more:  # of which some are given once again
                 give(builder.sub(n, many))
             with few:
-                last = cgutils.alloca_once_value(builder, codes(end))
+                last = cgutils.alloca_once_value(builder, codes(end, few=True))
                 size = context.get_abi_sizeof(to.type.pointee)
                 cgutils.raw_memcpy(builder, to, last, n, size, align=1)
         return context.get_dummy_value()
