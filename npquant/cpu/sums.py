@@ -105,7 +105,8 @@ class Gradients:
         """A function of contiguous arrays of this shape, their float32 qparams, and results.
 
         As a call, but that it looks at the qparams first, and tells whether they are usual: else
-        nothing was written. None of what is not done in one call of a kernel.
+        nothing was written. None where there is nothing, and of tensors whose rows are several
+        tiles each, or more than ROWS.
         """
         if code != "float32" and self._wide is not None:
             return self._wide.at_once(granularity, shape, dtype, code)
