@@ -373,10 +373,12 @@ def test_where_bytes_are_packed(name, features, packs, tmp_path):
 
 
 @of_x86
-@pytest.mark.parametrize(("name", "features", "at_once"), [
-    ("znver4", "+avx2,+avx512bw", True), ("haswell", "+avx2", False),
+@pytest.mark.parametrize(("name", "features", "many", "at_once"), [
+    ("znver4", "+avx2,+avx512bw", True, False), ("haswell", "+avx2", False, False),
+    ("znver4", "+avx2,+avx512bw,+avx512dq,+avx512bf16", True, True),
+    ("znver4", "+avx2,+avx512bw,+avx512bf16", True, False),
 ])  # fmt: skip
-def test_where_bfloat16_is_made_of_many(name, features, at_once, tmp_path):
+def test_where_bfloat16_is_made_of_many(name, features, many, at_once, tmp_path):
     code = """if True:
         from test_parts import np
         import ml_dtypes
@@ -386,7 +388,8 @@ def test_where_bfloat16_is_made_of_many(name, features, at_once, tmp_path):
         print(dequantize_in_integers.__self__._runs._code[key].library.get_llvm_str())
     """
     text = compiled_for(name, features, code, tmp_path)
-    assert ("shufflevector <64 x i16>" in text) == at_once
+    assert ("shufflevector <64 x i16>" in text) == many
+    assert ("@llvm.x86.avx512bf16.cvtne2ps2bf16.512" in text) == at_once
 
 
 #: What is made of many values at once, and of which.

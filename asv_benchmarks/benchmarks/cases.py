@@ -207,10 +207,11 @@ def _named(*prefixes: str) -> tuple[str, ...]:
     return tuple(name for name in LAYOUTS if any(p in name for p in prefixes))
 
 
-TENSORS, CHANNELS, TOKENS, GROUPS = map(_named, ("tensor", "channels, ", "token", "groups"))
-#: Also with scales of the data's dtype, as learnable ops and AdaRound have none.
-SCALED_GROUPS = GROUPS
-GROUPS = tuple(name for name in GROUPS if "own scales" not in name)
+TENSORS, CHANNELS, TOKENS, GROUPS_AND_OWN_SCALES = map(
+    _named, ("tensor", "channels, ", "token", "groups")
+)
+#: Learnable ops and AdaRound have no scales of the data's dtype.
+GROUPS = tuple(name for name in GROUPS_AND_OWN_SCALES if "own scales" not in name)
 NARROW_TOKENS = tuple(name for name in TOKENS if "float64" not in name)
 
 #: Those that a usual run takes; the others are for the whole matrix.
@@ -545,12 +546,13 @@ SPECS = (
     *specs("quantize_per_tensor", quantize, TENSORS, TO_CODES, LINEAR, main=True),
     *specs("quantize_per_channel", quantize, CHANNELS, TO_CODES, LINEAR, main=True),
     *specs("quantize_per_token", quantize, TOKENS, TO_CODES, LINEAR, main=True),
-    *specs("quantize_per_channel_group", quantize, SCALED_GROUPS, TO_CODES, LINEAR, main=True),
+    *specs("quantize_per_channel_group", quantize, GROUPS_AND_OWN_SCALES, TO_CODES, LINEAR,
+           main=True),
 
     *specs("dequantize_per_tensor", dequantize, TENSORS, FROM_CODES, LINEAR, main=True),
     *specs("dequantize_per_channel", dequantize, CHANNELS, FROM_CODES, LINEAR, main=True),
     *specs("dequantize_per_token", dequantize, TOKENS, FROM_CODES, LINEAR, main=True),
-    *specs("dequantize_per_channel_group", dequantize, SCALED_GROUPS, FROM_CODES, LINEAR,
+    *specs("dequantize_per_channel_group", dequantize, GROUPS_AND_OWN_SCALES, FROM_CODES, LINEAR,
            main=True),
     *specs("convert_element_type", to_dtype, TENSORS, CASTS, DECOMPOSED),
 

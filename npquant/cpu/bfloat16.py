@@ -36,7 +36,7 @@ def pays() -> bool:
 def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
     """MANY float32 as bfloat16, as `storage._float32_to_bfloat16` makes each.
 
-    Of `few`, what is behind them is anything, of which no way may depend.
+    Where `few` hold something, the others are anything, and nothing may be decided by them.
     """
     if few or not (compiled_for("avx512bf16") and compiled_for("avx512dq")):
         return _by_halves(builder, numbers)

@@ -18,7 +18,7 @@ MANY = 64
 
 
 def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
-    """The codes of MANY numbers, as `primitives._number_to_float8` makes each."""
+    """The codes of MANY numbers, `few` or all, as `primitives._number_to_float8` makes each."""
     drop, scale = FLOAT8[kind][:2]
     one, index, half, byte = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
     of, ones = ir.VectorType(one, MANY), float(scale) * 2.0 ** int(drop)

@@ -28,7 +28,7 @@ def pay_for(kind: Any) -> bool:
 
 
 def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
-    """The lowest bits of MANY integers of 32 bits."""
+    """The lowest bits of MANY integers of 32 bits, `few` of them or all."""
     words, halves, bytes_ = (ir.VectorType(ir.IntType(32 // n), 8 * n) for n in (1, 2, 4))
     lowest = ir.Constant(words, [2 ** _BITS[kind] - 1] * 8)
 

@@ -113,7 +113,7 @@ class Gradients:
         n, (channels, inner, _) = prod(shape), granularity
         if n == 0:
             return None
-        look = of = channels
+        scales = channels
         if granularity.axis is None and channels == 1:
             channels, inner, _ = rows_of_tensor(shape)
             if not (channels == 1 or (inner <= TILE and channels <= ROWS)):
@@ -123,7 +123,7 @@ class Gradients:
         kernel, block, inner = self._cut(channels, inner, count)
         tasks = -(-channels // block) * tiles
         large, key = n * kernel.work >= PARALLEL_FROM, (dtype, float32, float32, code)
-        in_tiles = channels * tiles > of
+        in_tiles = channels * tiles > scales
         entry: Any = None
 
         def call(
@@ -136,20 +136,20 @@ class Gradients:
             slope, shift, sums = grad_scale, grad_zero_point, NO_SUMS
             if in_tiles:
                 (slope, shift), sums = NO_ROOM, np.empty((2, channels, tiles))
-            if look < channels:
+            if scales < channels:
                 scale, zero_point = scale.repeat(channels), zero_point.repeat(channels)
             some = tasks
             if large and threads() > 1:  # one looks, and all compute
                 some = 0
-            if not entry(0, some, look, block, channels, inner, count, grad, x, scale, zero_point,
-                         lo, hi, factor, y, sums, slope, shift):  # fmt: skip
+            if not entry(0, some, scales, block, channels, inner, count, grad, x, scale,
+                         zero_point, lo, hi, factor, y, sums, slope, shift):  # fmt: skip
                 return False
             if some < tasks:
                 kernel(tasks, n, (0, block, channels, inner, count, grad, x, scale, zero_point,
                                   lo, hi, factor, y, sums, slope, shift), key)  # fmt: skip
             if in_tiles:
-                sums = sums.reshape(2, of, -1)
-                _add_tiles(of, sums.size, (sums, grad_scale, grad_zero_point), (float32, float32))
+                sums, dtypes = sums.reshape(2, scales, -1), (float32, float32)
+                _add_tiles(scales, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
             return True
 
         return call
