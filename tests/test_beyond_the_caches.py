@@ -78,6 +78,12 @@ def test_quantize_per_group(group):
     in_parts(nq.quantize_per_channel_group, x, *qparams((ROWS, 999_936 // group)), *INT8, group)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.float16, "float8_e4m3fn", "bfloat16"])
+def test_convert(dtype):
+    target = np.dtype(getattr(ml_dtypes, dtype) if isinstance(dtype, str) else dtype)
+    in_parts(nq.convert_element_type, data(COLUMNS), target)
+
+
 def test_dequantize_of_codes_that_are_wider():
     q = (data(COLUMNS) * 9).astype(np.int32)
 

@@ -364,7 +364,17 @@ def past_caches(monkeypatch):
 def test_past_the_caches(name, threads, past_caches, monkeypatch):
     """Runs of every length, wherever in a line of the cache the result begins."""
     monkeypatch.setattr(fast_path, "threads", lambda: threads)
-    small = (1,), (5000,), (3, 1700), (130, 32), (9, 3, 50), (40, 512), (2, 1031), (5, 17_000)
+    small = (
+        (1,),
+        (5000,),
+        (3, 1700),
+        (130, 32),
+        (90, 3, 16),
+        (9, 3, 50),
+        (40, 512),
+        (2, 1031),
+        (5, 17_000),
+    )
     for shape in small if threads == 1 else ((4, 70_001), (1 << 13, 48)):
         if not fits(name, shape):
             continue
@@ -459,7 +469,10 @@ def test_past_the_caches_in_parts(name, kernels, monkeypatch):
 @pytest.mark.parametrize(
     ("inner", "read", "written", "past"),
     [
-        (48, np.int8, np.float32, False),
+        (32, np.int8, np.float32, True),
+        (48, np.int8, np.float32, True),
+        (48, np.int8, np.float16, False),
+        (20, np.int8, np.float16, True),
         (64, np.int8, np.float32, True),
         (64, np.int8, np.float16, True),
         (64, np.int16, np.float16, False),
@@ -474,7 +487,7 @@ def test_past_the_caches_in_parts(name, kernels, monkeypatch):
 def test_what_is_written_past_the_caches(
     inner, read, written, past, past_caches, kernels, monkeypatch
 ):
-    """Nothing that is narrower than the data, no two bytes of two, and no short groups."""
+    """Nothing that is narrower than the data, no two bytes of two, nor in short groups."""
     monkeypatch.setattr(loops, "PAST", 1)
     monkeypatch.setattr(fast_path, "threads", lambda: 2)
     rows = PARALLEL_FROM // inner + 1
@@ -488,6 +501,37 @@ def test_what_is_written_past_the_caches(
         assert nq.dequantize_per_channel(*args, out_dtype=written, out=out) is out
         assert_same(out, expected)
         assert [kernel.endswith("_past") for kernel in kernels] == [past], kernels
+
+
+@pytest.mark.parametrize("inner", [16, 32])
+def test_short_groups_past_the_caches(inner, past_caches, kernels, monkeypatch):
+    """Whole groups have a loop of their own; the last of them end where no room does."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    monkeypatch.setattr(fast_path, "threads", lambda: 2)
+    rows = PARALLEL_FROM // inner + 3
+    q = np.random.default_rng(10).integers(-128, 128, (rows, inner)).astype(np.int8)
+    scales = np.linspace(0.3, 3, rows, dtype=np.float32)
+    for zeros in (np.zeros(rows, np.int32), np.zeros(rows, np.int64)):  # the short and the long way
+        args = q, scales, zeros, 0, -128, 127, np.int8
+        out = np.empty(q.shape, np.float32)
+        kernels.clear()
+        nq.dequantize_per_channel(*args, out=out)
+        assert_same(out, oracle.dequantize_per_channel(*args))
+        (kernel,) = kernels
+        assert kernel.endswith(f"blocks_{inner}_past")
+
+
+def test_groups_with_gaps_by_their_own_loop(kernels, monkeypatch):
+    """Also where their result is large, and a place for it given."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    q = np.random.default_rng(11).integers(-128, 128, (150, 6144)).astype(np.int8)[:, 2048:4096]
+    scales, zeros = np.linspace(0.3, 3, 150 * 16, dtype=np.float32), np.arange(150 * 16) % 9
+    args = q, scales.reshape(150, 16), zeros.reshape(150, 16).astype(np.int32), -128, 127, np.int8
+    out = np.empty(q.shape, np.float32)
+    nq.dequantize_per_channel_group(*args, 128, out=out)
+    assert_same(out, oracle.dequantize_per_channel_group(*args, 128))
+    (kernel,) = kernels
+    assert kernel.endswith("blocks_apart")
 
 
 def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
@@ -582,6 +626,29 @@ def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
             assert_same(out, expected, place)
             assert not room[:place].any()
             assert not room[place + n :].any()
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "past"),
+    [
+        (np.float32, np.float16, True),
+        (np.float32, ml_dtypes.bfloat16, True),
+        (np.float16, np.int8, True),
+        (np.float32, np.int8, False),
+        (np.float64, np.float16, False),
+    ],
+)
+def test_what_is_converted_past_the_caches(read, written, past, kernels, monkeypatch):
+    """What has at least half the bytes of the data."""
+    monkeypatch.setattr(maps, "PAST", 1)
+    x = np.random.default_rng(6).normal(0, 9, PARALLEL_FROM + 99).astype(read)
+    expected = nq.convert_element_type(x, written)
+    assert_same(expected, oracle.convert_element_type(x, written))
+    out = np.empty_like(expected)
+    kernels.clear()
+    nq.convert_element_type(x, written, out=out)
+    assert kernels == ["convert_past" if past else "convert"]
+    assert_same(out, expected)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 
 from npquant.cpu import together
 from npquant.cpu.maps import mapped
-from npquant.cpu.memory import LONG
+from npquant.cpu.memory import AHEAD, FETCHED, LONG, far, fetch
 from npquant.primitives import converted, item
 
 
@@ -17,12 +17,14 @@ def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
         return
     base, zero = np.uintp(begin), item(y)
     room = together.room(LONG, None, converted(x[base], zero), y)  # for its type alone
-    if room is None:  # in pieces, float8 takes a quarter longer
-        for k in range(np.uintp(end - begin)):
-            y[base + k] = converted(x[base + k], zero)
-        return
-    for start in range(begin, end, LONG):
-        base, m = np.uintp(start), np.uintp(min(LONG, end - start))
+    # What needs no room takes a quarter longer in pieces, unless it is fetched; the rest, if it is.
+    step, fetched = end - begin if room is None else LONG, room is None and far(x, y)
+    if fetched:
+        step = FETCHED
+    for start in range(begin, end, step):
+        base, m = np.uintp(start), np.uintp(min(step, end - start))
+        if fetched:
+            fetch(x, base + np.uintp(AHEAD), m)
         for k in range(m):
             together.hold(room, k, y, base + k, converted(x[base + k], zero))
         together.release(room, m, y, base)

@@ -40,7 +40,7 @@ _LENGTHS = 16, 32
 _TWO_BYTES = float16.itemsize
 
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
-#: them; of `blocks` of less than RUN_PAST elements they are not, which took up to twice as long.
+#: them; two bytes in groups of less than RUN_PAST are not, which took up to twice as long.
 PAST, RUN_PAST = 1 << 25, 64
 
 #: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
@@ -55,14 +55,16 @@ NUMBER_TYPES: dict[str, Any] = {
 }
 
 
-def past_pays(x: DType, y: DType) -> bool:
-    """Whether to write large results `y` of `x` past the caches.
+def past_pays(x: DType, y: DType, inner: int) -> bool:
+    """Whether to write large results `y` of `x`, in runs of `inner`, past the caches.
 
     What is narrower than the data gains nothing, and what takes longer to compute than to move, two
-    bytes of two and bfloat16 of float8, takes longer.
+    bytes of two or in short groups and bfloat16 of float8, takes longer.
     """
-    if x.itemsize == y.itemsize == _TWO_BYTES or (x in FLOAT8 and y == bfloat16):
-        return False
+    if y.itemsize == _TWO_BYTES:
+        short = 0 < inner < RUN_PAST and inner % BLOCK == 0
+        if short or x.itemsize == _TWO_BYTES or (x in FLOAT8 and y == bfloat16):
+            return False
     return y.itemsize >= x.itemsize
 
 
@@ -117,10 +119,17 @@ class Elementwise:
         self._runs_past = kernel(runs_past, "runs_past", looking, full_width=bool(steps))
         self._runs_apart = kernel(runs_apart_of(self.rule), "runs_apart", _apart(_signature))
         blocks = kernel(blocks_of(parameters, element, OF_BLOCKS), "blocks", looking)
-        self._blocks = {OF_BLOCKS: blocks}
+        self._blocks, self._blocks_past = {OF_BLOCKS: blocks}, {}
         for n in _LENGTHS:
             of_length = kernel(blocks_of(parameters, element, n), f"blocks_{n}", looking)
             self._blocks[n] = Either(_in_halves, blocks, of_length)
+            of_length = kernel(
+                blocks_of(parameters, element, n, past=True),
+                f"blocks_{n}_past",
+                looking,
+                full_width=False,
+            )
+            self._blocks_past[n] = of_length
         self._blocks_apart = kernel(
             blocks_apart_of(self.rule_of_blocks), "blocks_apart", _apart(_signature)
         )
@@ -173,13 +182,18 @@ class Elementwise:
         `y` was `given`, large results are written past the caches.
         """
         n = x.size
-        past = given and mask is None and y.nbytes >= PAST and past_pays(x.dtype, y.dtype)
         # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
         within = x is y and n > strided.GATHERED
         if not x.flags.c_contiguous:
             granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
             if n <= PIECE and y.flags.carray:
                 x = contiguous(x)
+        past = (
+            given
+            and mask is None
+            and y.nbytes >= PAST
+            and past_pays(x.dtype, y.dtype, granularity.inner)
+        )
         if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
@@ -231,8 +245,8 @@ class Elementwise:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
         if not 0 < inner < n or inner > LONG or inner % BLOCK or n % inner:
             return None
-        if past and inner >= RUN_PAST:
-            return None
+        if past:
+            return self._blocks_past.get(inner)
         return self._blocks[inner if inner in _LENGTHS else OF_BLOCKS]
 
     def _flat(
@@ -257,7 +271,7 @@ class Elementwise:
             if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
                 kernel, grain = periods, _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif first % inner == 0 and (blocks := self._whole(inner, n, past)):
+            elif first % inner == 0 and (blocks := self._whole(inner, n, past and not apart)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
                 if apart:
                     kernel = self._blocks_apart

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     """A kernel of one or two arrays and an output, all of one shape, without qparams.
 
-    Where the output was `given`, a large one is written past the caches.
+    Where the output was `given`, a large one of at least half the bytes is written past the caches.
     """
     kernel = Kernel(segment, name, array_types)
     serial, run = kernel.serial, inlined(segment)
@@ -60,7 +60,7 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
             return
         if n and all(map(plain, arrays)):
             *x, y = arrays
-            if given and y.nbytes >= PAST and y.itemsize >= x[0].itemsize:
+            if given and y.nbytes >= PAST and 2 * y.itemsize >= x[0].itemsize:
                 kernel_past(n, n, (tuple(x), y), key)
             else:
                 kernel(n, n, arrays, key)

@@ -311,6 +311,31 @@ def _width(context: Any, x: Any) -> Any:
     return types.intp(x), codegen
 
 
+def far(x: Any, y: Any) -> bool:
+    """Whether what comes next of `x` is fetched: `y` is narrower, and no cache of a core holds it.
+
+    What is no array, but a place on the stack, is held by one.
+    """
+    return bool(y.size >= FAR and width(x) > width(y))
+
+
+@lowered(far)
+def _far(context: Any, x: Any, y: Any) -> Any:
+    several = isinstance(x, types.BaseTuple)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        read, written = (
+            context.get_abi_sizeof(context.get_data_type(kind.dtype))
+            for kind in (x[0] if several else x, y)
+        )
+        if read <= written or isinstance(y, types.CPointer):
+            return context.get_constant(types.boolean, False)
+        size = context.make_array(y)(context, builder, args[1]).nitems
+        return builder.icmp_signed(">=", size, size.type(FAR))
+
+    return types.boolean(x, y), codegen
+
+
 def to_line(x: Any, i: Any) -> int:
     """How many elements from `i` on lie before a line of the cache begins: of `x`, or its first."""
     return 0

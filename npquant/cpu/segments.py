@@ -22,15 +22,14 @@ from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
     AHEAD,
-    FAR,
     FETCHED_FAR,
     LINE,
     LONG,
+    far,
     fetch,
     local,
     settle,
     to_line,
-    width,
     write_past,
 )
 from npquant.cpu.pairs import pairs_of
@@ -69,7 +68,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             return True
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         waiting, held = local(WAITING, item(y)), 0
-        far = y.size >= FAR and not past and width(x) > width(y)
+        fetched = far(x, y) and not past
         row = (first + begin) // inner
         skip = (first + begin) - row * inner
         c = row % channels
@@ -82,7 +81,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
                     m = min(m, LONG - (begin & (LONG - 1)))
                 elif m > LONG:
                     m = to_line(x, begin) or LONG
-                if far:
+                if fetched:
                     m = min(m, FETCHED_FAR)
                     fetch(x, begin + AHEAD, m)
                 # An unsigned index is not checked for wrap-around: the loop is vectorised.
@@ -153,9 +152,12 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
     return strips
 
 
-def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
-    """The loop of whole runs, whose length has no other `bits`, which the compiler sees."""
-    pairs = pairs_of(element)
+def blocks_of(parameters: Function, element: Function, bits: int, past: bool = False) -> Function:
+    """The loop of whole runs, whose length has no other `bits`, which the compiler sees.
+
+    It writes `past` the caches where asked to, if the length divides LONG.
+    """
+    stretch_past, pairs = stretch_of(element), pairs_of(element)
 
     def blocks(
         begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -165,8 +167,9 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
         """Items (row)."""
         if not usual(look, scale, zero_point, least, most):
             return False
-        constants, far = (lo, hi, nan), y.size >= FAR and width(x) > width(y)
-        rooms = rooms_for(LONG, x)
+        constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
+        fetched = far(x, y) and not past
+        waiting, held = local(WAITING, item(y)), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         length = np.uintp(inner) & np.uintp(bits)
@@ -184,9 +187,12 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
             for r in range(np.uintp(rows)):
                 p = table.take(columns, at_row + r, kind)
                 base = (np.uintp(begin) + r) * length
-                if far:
+                if fetched:
                     fetch(x, base + np.uintp(AHEAD), length)
                 u, at_u = brought(x, base, length, rooms)
+                if past:
+                    held = stretch_past(u, at_u, base, length, p, constants, y, waiting, held)
+                    continue
                 value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
                 room = together.room(LONG, x, value, y)
                 if not pairs(x, base, length, p, constants, y, mask):
@@ -200,6 +206,8 @@ def blocks_of(parameters: Function, element: Function, bits: int) -> Function:
                     to = np.uintp(0)
             begin += rows
             c = c + rows if c + rows < channels else 0
+        if past:
+            end_past(y, end * inner, waiting, held)
         return True
 
     return blocks

@@ -227,10 +227,10 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
     large = n * run.work >= PARALLEL_FROM
     several = type(dtype) is tuple
     read = dtype[place] if isinstance(dtype, tuple) else dtype
-    if not (past or masked) and n * target.itemsize >= PAST and past_pays(read, target):
-        beyond = fast_path(kind, form._replace(past=True))
     channels, inner, _ = granularity
     inner = inner or n
+    if not (past or masked) and n * target.itemsize >= PAST and past_pays(read, target, inner):
+        beyond = fast_path(kind, form._replace(past=True))
     # A float is one already: an integer is asked for it in every call.
     lo, hi, nan = constants if code == "int32" else map(float, constants)
     (lowest, highest), (least, most) = within, map(float, within)
