@@ -188,12 +188,8 @@ class Elementwise:
             granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
             if n <= PIECE and y.flags.carray:
                 x = contiguous(x)
-        past = (
-            given
-            and mask is None
-            and y.nbytes >= PAST
-            and past_pays(x.dtype, y.dtype, granularity.inner)
-        )
+        large = given and mask is None and y.nbytes >= PAST
+        past = large and past_pays(x.dtype, y.dtype, granularity.inner)
         if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             if type(scale) is float:
