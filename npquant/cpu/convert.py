@@ -17,7 +17,7 @@ def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
         return
     base, zero = np.uintp(begin), item(y)
     room = together.room(LONG, None, converted(x[base], zero), y)  # for its type alone
-    # What needs no room takes a quarter longer in pieces, unless it is fetched; the rest, if it is.
+    # Without a room pieces take longer, unless what comes next is fetched; with one, fetching does.
     step, fetched = end - begin if room is None else LONG, room is None and far(x, y)
     if fetched:
         step = FETCHED
