@@ -46,7 +46,7 @@ STREAM = 0x5EED
 class Tensor:
     """A tensor of PyTorch."""
 
-    is_cuda, negated = True, False
+    is_cuda, negated, shift = True, False, 0
 
     def __init__(self, held, dtype):
         self.held, self.dtype, self.device = held, dtype, "cuda:1"
@@ -56,7 +56,7 @@ class Tensor:
         return tuple(s // self.held.itemsize for s in self.held.strides)
 
     def data_ptr(self):
-        return self.held.ctypes.data
+        return self.held.ctypes.data + self.shift
 
     def is_neg(self):
         return self.negated
@@ -86,7 +86,7 @@ def torch(monkeypatch):
         assert device == "cuda:1"
         return SimpleNamespace(cuda_stream=STREAM)
 
-    module.empty_strided = empty_strided
+    module.empty_strided, module.Tensor = empty_strided, Tensor
     module.cuda = SimpleNamespace(current_stream=current_stream)
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
@@ -509,6 +509,15 @@ def test_a_call_is_launched_again(driven):
     assert scratch
 
 
+def test_scratch_says_its_dtype(torch):
+    """Which is part of what tells a call from others, and not that of the memory."""
+    x = arrays.device(Tensor(np.zeros(4, np.float32), "torch.float32"))
+    one, other = (x.scratch((3,), np.dtype(d)) for d in (np.float16, ml_dtypes.bfloat16))
+    assert (one.dtype, other.dtype) == (np.float16, ml_dtypes.bfloat16)
+    assert again._key(0, [one]) != again._key(0, [other])
+    assert again._key(0, [one]) == again._key(0, [x.scratch((3,), np.dtype(np.float16))])
+
+
 def test_scratch_is_apart(driven, torch, monkeypatch):
     """All that is made on the way is one array, whose parts share no memory and lie as on a GPU."""
     made, empty = [], torch.empty_strided
@@ -684,7 +693,7 @@ def test_memory_that_is_not_aligned(driven, torch, monkeypatch):
 
     def shifted(*args, **kwargs):
         y = empty(*args, **kwargs)
-        y.data_ptr = lambda: y.held.ctypes.data + 8
+        y.shift = 8
         return y
 
     monkeypatch.setattr(torch, "empty_strided", shifted)

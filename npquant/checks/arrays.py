@@ -28,8 +28,11 @@ _OTHERWISE = np.ma.MaskedArray, np.matrix
 
 def array(value: Any, name: str) -> Array:
     """`value` as an array, a spec or a DeviceArray; of the rest, only NumPy's scalars are."""
-    if type(value) is np.ndarray or type(value) is ArraySpec:
+    kind = type(value)
+    if kind is np.ndarray or kind is ArraySpec:
         return value
+    if kind in _tensors and value.is_cuda is True:
+        return _describe()(value)
     if isinstance(value, np.memmap):
         return value.view(np.ndarray)
     if isinstance(value, (np.generic, np.ndarray)) and not isinstance(value, _OTHERWISE):
@@ -94,7 +97,14 @@ def device_array(value: Any, name: str) -> Array | None:
         describe = _describe()
     except ImportError as error:
         raise type(error)(f"{name} is an array on a GPU: {error}", name=error.name) from None
-    return describe(value)
+    found = describe(value)
+    if getattr(value, "is_cuda", None) is True:
+        _tensors.add(type(value))
+    return found
+
+
+#: Classes of tensors of which some have been on a GPU.
+_tensors: set[type] = set()
 
 
 @cache

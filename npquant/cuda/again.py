@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from npquant.checks.arrays import device_array
 from npquant.cuda import target
-from npquant.cuda.arrays import DeviceArray, device, memory, watch
+from npquant.cuda.arrays import KINDS, DeviceArray, device, memory, watch
 from npquant.cuda.target import flattened, sizes
 from npquant.cuda.vectors import ACCESS
 
 #: Calls that are remembered; all are forgotten then.
-MOST = 4096
+MOST = KINDS
 #: Calls that are not recorded before an equal one is: where a number differs each time all would be
 #: in vain. And recordings that must be alike: what a finalizer launches meanwhile is in one, too.
 FIRST, ALIKE = 1, 2
@@ -148,18 +149,19 @@ def repeated(op: Callable[..., Any], lead: int = 0, written: tuple[int, ...] = (
         if watch.recording is not None:
             return None
         given = (*args[0], *args[1:]) if type(args[0]) is tuple else args
-        there = [_described(a) for a in given]
+        there = [a if type(a) in _AS_THEY_ARE else _described(a) for a in given]
         x = there[lead]
-        if [i for i in written if there[i] is not None] and not _all_apart(there):
-            _name_twice(there, written)
-            if not _all_apart(there):
-                return None
-        key = itself, *[_kind(a) for a in there]
-        if None in key or x._leader is not None:
+        for i in written:
+            if there[i] is not None and not _all_apart(there):
+                _name_twice(there, written)
+                if not _all_apart(there):
+                    return None
+        key = _key(itself, there)
+        if key is None or x._leader is not None:
             return None
         found = _calls.get(key, 0)
-        if type(found) is Recorded:
-            return _repeat(found, x, there, given)
+        if type(found) is FunctionType:
+            return found(x, there, given)
         if found is _UNFIT or not _all_apart(there):  # so that an address is of one array
             return None
         if type(found) is int and found < FIRST:
@@ -175,14 +177,16 @@ def repeated(op: Callable[..., Any], lead: int = 0, written: tuple[int, ...] = (
         times = found.times + 1 if alike else 1
         if recorded is None:
             _remember(key, _UNFIT)
+        elif times < ALIKE:
+            _remember(key, _Candidate(recorded, times))
         else:
-            _remember(key, recorded if times >= ALIKE else _Candidate(recorded, times))
+            _remember(key, _repeating(recorded, x.library))
         return done
 
     return call
 
 
-#: By what is repeated, and the kinds of its arguments: what a call comes to, what it seems to come
+#: By what is repeated, and the kinds of its arguments: what does it again, what it seems to come
 #: to, how often it has come, or that it cannot be repeated.
 _calls: dict[Any, Any] = {}
 _UNFIT = "unfit"
@@ -207,15 +211,18 @@ def _described(argument: Any) -> Any:
     return argument if found is None else found
 
 
-def _kind(argument: Any) -> Any:
-    """What of it may change what an op comes to; None of one that always goes the long way."""
-    kind = type(argument)
-    if kind is DeviceArray:
-        a = argument
-        return a.dtype, a.shape, a.strides, a.pointer % ACCESS, a.library, a.writeable
-    if argument is None or kind is int or kind is bool or kind is _Itself:
-        return kind, argument
-    return (kind, argument) if kind is float and argument else None  # zeros have signs
+def _key(itself: Any, there: list[Any]) -> tuple[Any, ...] | None:
+    """What of the arguments may change what an op comes to; None if it always goes the long way."""
+    key = [itself]
+    for a in there:
+        kind = type(a)
+        if kind is DeviceArray:
+            key += a.lying, a.pointer % ACCESS, a.library, a.writeable
+        elif a is None or kind is int or kind is bool or kind is _Itself or (kind is float and a):
+            key += kind, a
+        else:  # among them zeros, which have signs
+            return None
+    return tuple(key)
 
 
 def _all_apart(there: list[Any]) -> bool:
@@ -234,31 +241,35 @@ def _name_twice(there: list[Any], written: tuple[int, ...]) -> None:
 
 
 def _same(a: Any, y: DeviceArray) -> bool:
-    return type(a) is DeviceArray and (a.pointer, _kind(a)) == (y.pointer, _kind(y))
+    return type(a) is DeviceArray and a.pointer == y.pointer and _key(0, [a]) == _key(0, [y])
 
 
-def _repeat(found: Recorded, x: DeviceArray, there: list[Any], given: tuple[Any, ...]) -> Any:
-    """The results of a call; None if new memory is not aligned as it was."""
-    library, made = x.library, []
-    places = [a.pointer if type(a) is DeviceArray else 0 for a in there]
-    for kind in found.results:
-        made.append(y := library.empty(x, *kind))
-        places.append(library.address(y))
-    if found.scratch:
-        room = library.empty(x, (found.scratch,), _BYTE, (1,))
-        places.append(library.address(room))
-    for place in places[len(there) :]:
-        if place % ACCESS:
-            return None
-    target.make_ready()
-    on = x.stream()
-    for entry, grid, values, pointers in found.steps:
-        values = values.copy()
-        for i, which, offset, told in pointers:
-            place = places[which] + offset
-            values[i] = place if told is None else memory(place, *told)
-        entry.launch(grid, values, on)
-    known = (*given, *made, None)
-    if found.alone:
-        return known[found.returned[0]]
-    return tuple([known[i] for i in found.returned])
+def _repeating(recorded: Recorded, library: Any) -> Callable[..., Any]:
+    """What does such a call again, for an input of this library."""
+    steps, _, scratch, returned, alone = recorded
+    makers = [library.maker(*kind) for kind in recorded.results]
+    room_of = library.maker((scratch,), _BYTE, (1,))
+    address, stream, n = library.address, library.stream, len(makers)
+
+    def repeat(x: DeviceArray, there: list[Any], given: tuple[Any, ...]) -> Any:
+        """The results; None if new memory is not aligned as it was."""
+        made = [make(x) for make in makers]
+        if scratch:
+            made.append(room_of(x))
+        new = [address(y) for y in made]
+        for place in new:
+            if place % ACCESS:
+                return None
+        places = [a.pointer if type(a) is DeviceArray else 0 for a in there] + new
+        target.make_ready()
+        on = stream(x)
+        for entry, grid, values, pointers in steps:
+            values = values.copy()
+            for i, which, offset, told in pointers:
+                place = places[which] + offset
+                values[i] = place if told is None else memory(place, *told)
+            entry.launch(grid, values, on)
+        known = (*given, *made[:n], None)
+        return known[returned[0]] if alone else tuple([known[i] for i in returned])
+
+    return repeat

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,9 @@ from numba import config
 from npquant.layout import dense_strides, order_of_strides
 
 SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
+
+#: Kinds of arrays that are remembered.
+KINDS = 4096
 
 
 class _Watch(threading.local):
@@ -32,9 +36,11 @@ class _Watch(threading.local):
 watch = _Watch()
 
 
-class Lying(NamedTuple):
-    """What shape, strides and dtype say of an array, found once."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Lying:
+    """What shape, strides and dtype say of an array, found once: the same say the same object."""
 
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     size: int
@@ -49,9 +55,10 @@ class Lying(NamedTuple):
     even: bool
 
 
-@lru_cache(maxsize=1024)
-def _lying(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None) -> Lying:
-    dense, size = contiguous_strides(shape, itemsize), prod(shape)
+@lru_cache(maxsize=KINDS)
+def _lying(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Lying:
+    itemsize, size = dtype.itemsize, prod(shape)
+    dense = contiguous_strides(shape, itemsize)
     # Nobody steps along an axis of one, and libraries differ in what they say of it.
     ways = zip(shape, strides or dense, dense, strict=True)
     strides = tuple([d if n == 1 else s for n, s, d in ways])
@@ -60,7 +67,7 @@ def _lying(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | Non
     above = sum(s * (n - 1) for n, s in steps if s > 0)
     first, last = below // itemsize, (below + above) // itemsize
     return Lying(
-        tuple(shape), strides, size,
+        dtype, tuple(shape), strides, size,
         not size or strides == dense,
         order_of_strides(shape, strides, itemsize), (first, last + 1 if size else 0),
         not any(s % itemsize for _, s in steps),
@@ -80,17 +87,15 @@ class DeviceArray:
         strides: Iterable[int] | None = None, writeable: bool = True,
     ) -> None:  # fmt: skip
         given = None if strides is None else tuple(strides)
-        dtype = np.dtype(dtype)
-        self._is(owner, library, pointer, dtype, _lying(tuple(shape), dtype.itemsize, given))
+        self._is(owner, library, pointer, _lying(np.dtype(dtype), tuple(shape), given))
         self.writeable = writeable
 
-    def _is(
-        self, owner: Any, library: Any, pointer: int, dtype: np.dtype[Any], lying: Lying
-    ) -> DeviceArray:
-        self.owner, self.library, self.pointer, self.dtype = owner, library, pointer, dtype
+    def _is(self, owner: Any, library: Any, pointer: int, lying: Lying) -> DeviceArray:
+        self.owner, self.library, self.pointer, self.lying = owner, library, pointer, lying
+        self.dtype, self.shape, self.strides = lying.dtype, lying.shape, lying.strides
+        self.size, self.contiguous = lying.size, lying.contiguous
         self._leader: DeviceArray | None = None
-        self.writeable, self.lying = True, lying
-        self.shape, self.strides, self.size, self.contiguous = lying[:4]
+        self.writeable = True
         return self
 
     @property
@@ -142,8 +147,7 @@ class DeviceArray:
     def scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """The same in C order, for elements that its library need not know; nobody else sees it."""
         y = self.new(shape, np.dtype(f"i{dtype.itemsize}"))
-        y.dtype = dtype
-        return y
+        return y._is(y.owner, y.library, y.pointer, _lying(dtype, y.shape, y.strides))
 
     def new_alike(self, dtype: Any) -> DeviceArray:
         """A new one of the same shape, that lies in memory as this does if this has no gaps."""
@@ -193,32 +197,34 @@ class Torch:
         )  # fmt: skip
         pairs = [(getattr(torch, n), _numpy_dtype(n)) for n in names if hasattr(torch, n)]
         self._to_numpy, self._from_numpy = dict(pairs), {d: t for t, d in pairs}
-        self._lying = lru_cache(maxsize=1024)(self._lying_so)
+        self._lying = lru_cache(maxsize=KINDS)(self._lying_so)
         self._elements = lru_cache(maxsize=1024)(self._in_elements)
+        self.address: Callable[[Any], int] = torch.Tensor.data_ptr
         # What Triton asks, where it is there: a tenth of the time, with no object for the stream.
         self._raw_stream = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
 
     def describe(self, value: Any) -> DeviceArray:
-        dtype, lying = self._lying(value.dtype, value.shape, value.stride())
+        lying = self._lying(value.dtype, value.shape, value.stride())
         if value.is_neg():
             raise ValueError("a tensor must hold its values, got one that PyTorch negates when it "
                              "is read: take its resolve_neg()")  # fmt: skip
         a = DeviceArray.__new__(DeviceArray)
-        return a._is(value, self, value.data_ptr(), dtype, lying)
+        return a._is(value, self, value.data_ptr(), lying)
 
-    def _lying_so(self, kind: Any, shape: Any, stride: Any) -> tuple[np.dtype[Any], Lying]:
+    def _lying_so(self, kind: Any, shape: Any, stride: Any) -> Lying:
         dtype = self._to_numpy.get(kind)
         if dtype is None:
             raise TypeError(f"a tensor must have a dtype that npquant knows, got {kind}")
         size = dtype.itemsize
-        return dtype, _lying(tuple(shape), size, tuple([s * size for s in stride]))
-
-    def address(self, value: Any) -> int:
-        return int(value.data_ptr())
+        return _lying(dtype, tuple(shape), tuple([s * size for s in stride]))
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        return self.maker(shape, dtype, strides)(like)
+
+    def maker(self, shape: Any, dtype: Any, strides: Any) -> Callable[[DeviceArray], Any]:
         kind, steps = self._elements(dtype, strides)
-        return self._torch.empty_strided(shape, steps, dtype=kind, device=like.owner.device)
+        torch = self._torch
+        return lambda like: torch.empty_strided(shape, steps, dtype=kind, device=like.owner.device)
 
     def _in_elements(self, dtype: Any, strides: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
         kind = self._from_numpy.get(dtype)
@@ -235,7 +241,19 @@ class Torch:
         return int(self._torch.cuda.current_stream(a.owner.device).cuda_stream)
 
 
-class CuPy:
+class Library:
+    """What those that follow have in common."""
+
+    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        """An array whose elements are not set, beside `like`."""
+        raise NotImplementedError
+
+    def maker(self, shape: Any, dtype: Any, strides: Any) -> Callable[[DeviceArray], Any]:
+        """The same, of one kind."""
+        return lambda like: self.empty(like, shape, dtype, strides)
+
+
+class CuPy(Library):
     """CuPy's arrays."""
 
     def __init__(self, cupy: ModuleType) -> None:
@@ -260,7 +278,7 @@ class CuPy:
         return int(self._cupy.cuda.get_current_stream().ptr)
 
 
-class Interface:
+class Interface(Library):
     """Numba's arrays, and those of others that have `__cuda_array_interface__` or DLPack.
 
     Results are Numba's arrays.
@@ -312,7 +330,7 @@ class Interface:
         return int(found.get("stream") or 0)
 
 
-class Simulator:
+class Simulator(Library):
     """The arrays of Numba's CUDA simulator, which are NumPy's underneath."""
 
     def describe(self, value: Any) -> DeviceArray:

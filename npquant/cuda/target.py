@@ -221,17 +221,18 @@ class Arguments:
 
     def __init__(self, signature: Types) -> None:
         self.kinds = [_ctype(t) for t in _flattened(signature)]
-        self._struct = Struct("".join([t._type_ for t in self.kinds]))
+        struct = Struct("".join([t._type_ for t in self.kinds]))
+        self._pack, self._size = struct.pack_into, struct.size
 
     def put(self, room: Any, values: list[Any]) -> int:
         """Write them, and say how many bytes they take."""
         try:
-            self._struct.pack_into(room, 0, *values)
+            self._pack(room, 0, *values)
         except StructError:  # a number that its type does not hold is converted as C does
             pairs = zip(self.kinds, values, strict=True)
             values = [v if t is ctypes.c_void_p else t(v).value for t, v in pairs]
-            self._struct.pack_into(room, 0, *values)
-        return self._struct.size
+            self._pack(room, 0, *values)
+        return self._size
 
 
 def checked(result: Any) -> None:
