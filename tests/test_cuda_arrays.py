@@ -1125,14 +1125,18 @@ def test_what_channels_are_short(channels, length, longest, short):
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_teams_hold_their_rows(width):
-    """All of a row, with few registers and threads that a fold can halve."""
-    for vectors in range(1, 2048 // width + 2):
-        team = dynamic._team(vectors * width, width)
-        block = team.threads * team.rows
+    """All of a row, with few registers and whole warps, or several rows in a few of them."""
+    itemsize = 16 // width if width > 1 else 4
+    most = 2**13 if itemsize == 8 else 2**15
+    assert extremes.Team.fits(most, itemsize)
+    assert not extremes.Team.fits(most + 1, itemsize)
+    for length in (*range(width, 2049, width), *range(4096, most + 1, 1024)):
+        team = extremes.Team.of(length, width)
         assert team.width == width
-        assert block <= 256
         assert team.rows == 1 or team.threads & (team.threads - 1) == 0
-        assert team.threads % 32 == 0 or block <= 128
-        assert team.held * width <= 16
-        assert vectors <= team.held * team.threads or vectors * width >= 2048
-        assert (team.held == 0) == (vectors * width >= 2048)
+        assert team.block % 32 == 0 or team.block < 32
+        assert team.block <= (128 if team.rows > 1 else 1024)
+        assert length <= team.held * team.threads * width
+        assert team.held <= (32 if width == 1 else 8)
+        # Threads that find nothing of their own are fewer than a warp, or half of a short team.
+        assert (team.threads - 1) * team.held * width < 2 * length

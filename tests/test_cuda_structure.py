@@ -22,6 +22,7 @@ from npquant import backend, cpu, cuda, layout, metrics
 from npquant.cuda import (
     arithmetic,
     convert,
+    dynamic,
     extremes,
     inverse,
     learnable,
@@ -385,7 +386,13 @@ def test_code_of_kernels_without_a_twin(cc, monkeypatch):
         nq.quantize_per_token_dynamic(there, np.int8)
     assert len(noted.launches) == 19
     for kernel, key in noted.launches:
-        assert faults(kernel.name, kernel, key, cc) == {}, kernel.name
+        wrong = faults(kernel.name, kernel, key, cc)
+        fused = wrong.pop("a fused product and sum", 0)
+        assert wrong == {}, kernel.name
+        # What is guessed of an element is a product on each side of it.
+        guessed = kernel.name == "dynamic_token_asymmetric_qparams"
+        width, held = key[-3:-1] if guessed else (0, 0)
+        assert fused == 2 * width * max(held, 1), (kernel.name, key)
 
 
 def test_vectors_are_of_16_bytes(launches):
@@ -431,18 +438,28 @@ def linked(ptx):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_registers_of_the_widest_blocks(dtype):
-    """A multiprocessor has 2**16, so each of 512 threads 128; nobody tells the compiler."""
+    """A multiprocessor has 2**16: each of 512 threads 128 as it comes, and each of 1,024 64."""
     x, single, double = map(np.dtype, (dtype, np.float32, np.float64))
     code = "float64" if x == double else "float32"
     gradients = learnable.learnable_gradients_per_channel
     gradients = gradients._wide if x == double else gradients
     found = {
-        "lanes": (gradients.lanes, (x, single, single, code, double, double, 32, True, 4)),
-        "extremes": (extremes.minmax.lanes, (x, 32, True, 4, True)),
+        "lanes": (512, gradients.lanes, (x, single, single, code, double, double, 32, True, 4)),
+        "extremes": (512, extremes.minmax.lanes, (x, 32, 4, True)),
     }
-    for name, (kernel, key) in found.items():
-        said = linked(kernel.ptx(key, (9, 0)))
-        assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128, name
+    longest = extremes.MOST_DOUBLE if x == double else extremes.MOST
+    rows, chosen = dynamic.dynamic_per_token_asymmetric.kernel, (double, np.dtype(np.int64))
+    for width in (1, 16 // x.itemsize):
+        team = extremes.Team.of(longest - 1 if width == 1 else longest, width)
+        key = (x, *chosen, "float64", code, np.dtype(np.int8), *team)
+        found[f"rows by {width}"] = team.block, rows, key
+        found[f"extremes by {width}"] = team.block, extremes.minmax.teams, (x, *team)
+    assert max(threads for threads, *_ in found.values()) == (512 if x == double else 1024)
+    for name, (threads, kernel, key) in found.items():
+        text = kernel.ptx(key, (9, 0))
+        assert re.findall(r"\.maxntid (\d+)", text) == [str(threads)] * (threads > 512), name
+        said = linked(text)
+        assert int(re.search(r"Used (\d+) registers", said)[1]) <= 2**16 // threads, name
         assert "0 bytes spill stores" in said, name
 
 

@@ -6,7 +6,7 @@ They are read from memory once: when the qparams of some rows are known, these a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -21,8 +21,7 @@ from npquant.cpu.qparams import ROWS, Choose, choose_per_token, choose_per_token
 from npquant.cpu.quantize import per_token
 from npquant.cpu.strided import VIEWS, room, taken, up_to_row
 from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
-from npquant.dtypes import bfloat16, float32, float64
-from npquant.formulas import quantize as f
+from npquant.formulas.guesses import ASYMMETRIC, SYMMETRIC, Guess
 from npquant.primitives import item, like, store
 
 #: Rows of one element at most: more have a faster way. Bytes of a row at most, or no cache of a
@@ -40,24 +39,6 @@ def one_pass(rows: int, inner: int, itemsize: int) -> bool:
     if inner == 1:
         return 0 < rows <= MOST_OF_ONE
     return rows > 0 and 0 < inner <= LONGEST // itemsize
-
-
-class Guess(NamedTuple):
-    """How codes are made in float32 of rows within the range that their scale was chosen from.
-
-    Parameters
-    ----------
-    of : callable
-        ``of(x, scale)``: whether dtypes are those that it is for.
-    split : callable
-        ``split(scale, zero_point) -> p``, three float32, once a row.
-    code : callable
-        ``code(x, p) -> (code, doubt)``: it is what the rule gives if the doubt is 0.
-    """
-
-    of: Callable[[Any, Any], bool]
-    split: Callable[..., Any]
-    code: Callable[..., Any]
 
 
 class Dynamic:
@@ -210,14 +191,5 @@ def _apart_signature(*key: Any) -> Types:
     return VIEWS, *_signature(*key)
 
 
-dynamic_per_token = Dynamic(
-    choose_per_token,
-    per_token,
-    Guess(lambda x, scale: scale == float32, f.inverse_alone, f.centred),
-    Guess(lambda x, scale: scale == bfloat16, f.inverse_alone, f.centred_in_bfloat16),
-)
-dynamic_per_token_asymmetric = Dynamic(
-    choose_per_token_asymmetric,
-    per_token,
-    Guess(lambda x, scale: x != float64, f.around_inverse, f.between),
-)
+dynamic_per_token = Dynamic(choose_per_token, per_token, *SYMMETRIC)
+dynamic_per_token_asymmetric = Dynamic(choose_per_token_asymmetric, per_token, *ASYMMETRIC)

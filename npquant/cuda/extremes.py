@@ -11,7 +11,7 @@ from numba import types
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.loops import unrolled
 from npquant.cuda.reduce import Shape, divided, parts_of, walked
-from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.target import COUNT, PLACE, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas.base import extremes_of, formula
@@ -19,9 +19,12 @@ from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import LANES, TILE, Granularity
 from npquant.primitives import KEYS, item, key
 
-#: Bytes of a channel from which on a team is not for it, and its elements from which on lanes are
-#: slower than a block is. (Measured.)
-SHORTEST, LONGEST = 1024, 4096
+#: Elements of a row that a team has in registers, at most; the same of float64; and its threads.
+MOST, MOST_DOUBLE, WIDEST = 1 << 15, 1 << 13, 1024
+#: Vectors of a thread, at most, and elements where they are vectors of one: registers must do.
+HELD, HELD_ALONE = 8, 16
+#: Extremes that a thread compares at once, when all threads have found some: each time they wait.
+AT_ONCE = 8
 #: Threads of a block whose teams are small.
 BLOCK = 32 if SIMULATED else 128
 
@@ -44,16 +47,30 @@ def _write_extremes(c: Any, a: Any, b: Any, least: Any, greatest: Any) -> None:
 
 
 @formula
+def compared(t: Any, lows: Any, highs: Any, rows: Any, width: Any) -> Any:
+    """What thread `t` does of making fewer rows of `rows` of `width`, and how many those are.
+
+    All threads must have written before; nothing that one reads is written by another.
+    """
+    fewer = (rows + AT_ONCE - 1) // AT_ONCE
+    step, even = fewer * width, rows % AT_ONCE == 0
+    if t < COUNT(step):
+        place = PLACE(t)
+        lo, hi = lows[place], highs[place]
+        for k in range(1, AT_ONCE):
+            if even or COUNT(t + COUNT(k * step)) < COUNT(rows * width):
+                lo = min(lo, lows[place + PLACE(k * step)])
+                hi = max(hi, highs[place + PLACE(k * step)])
+        lows[place], highs[place] = lo, hi
+    return fewer
+
+
+@formula
 def _fold_extremes(t: Any, lows: Any, highs: Any, rows: Any, width: Any) -> None:
-    """Rows of `width` by halves, to the first."""
-    h = rows // 2
-    while h > 0:
+    """All rows of `width` to the first, which the first threads see, each its own place."""
+    while rows > 1:
         cuda.syncthreads()
-        if t < h * width:
-            lows[t] = min(lows[t], lows[t + h * width])
-            highs[t] = max(highs[t], highs[t + h * width])
-        h //= 2
-    cuda.syncthreads()
+        rows = compared(t, lows, highs, rows, width)
 
 
 def of_a_run(
@@ -101,14 +118,38 @@ class Team(NamedTuple):
         """Those of a block."""
         return max(1, BLOCK // self.threads)
 
+    @property
+    def block(self) -> int:
+        """The threads of a block."""
+        return self.threads * self.rows
+
     @staticmethod
-    def of(length: int, width: int, held: int = 2) -> Team:
+    def fits(length: int, itemsize: int) -> bool:
+        """Whether the registers of a block do for a row."""
+        return 0 < length <= (MOST if itemsize <= 4 else MOST_DOUBLE)
+
+    @staticmethod
+    def of(length: int, width: int) -> Team:
         """One for rows of so many elements."""
+        # About as many threads as vectors of each. (Measured.)
         there = -(-length // width)
-        held = min(held, there)
+        root = 1 << (there.bit_length() - 1) // 2
+        held = max(min(root, HELD if width > 1 else HELD_ALONE), -(-there // WIDEST))
         threads = -(-there // held)
         rounded = 1 << (threads - 1).bit_length()
         return Team(width, held, rounded if rounded <= BLOCK else -(-threads // 32) * 32)
+
+    def places(self) -> Callable[..., Any]:
+        """Of thread `t` of a block, the row, its place in the team, and where its extremes lie."""
+        threads, several = self.threads, self.rows
+
+        @formula
+        def places(t: Any) -> Any:
+            row = COUNT(t // COUNT(threads))
+            part = COUNT(t - COUNT(row * COUNT(threads)))
+            return row, part, PLACE(part * COUNT(several) + row)
+
+        return places  # type: ignore[no-any-return]
 
 
 def of_a_team(
@@ -116,25 +157,35 @@ def of_a_team(
 ) -> Callable[..., Any]:
     """What thread `part` of a team finds among `left` elements, which it leaves in `values`.
 
-    ``((highest, lowest), (part, left, data, values)) -> (key, key)``
+    ``((highest, lowest), (part, left, data, values)) -> (key, key)``. Behind the last it takes
+    the first ones again: a thread that asks where it is waits for one vector after the other.
     """
     width, held, threads = team
     load = vectors(width, 1).load
 
     @formula
-    def extremes(u: Any, found: Any, told: Any) -> Any:
+    def read(u: Any, nothing: Any, told: Any) -> Any:
         part, left, data, values = told
-        lo, hi = found
-        e = COUNT(COUNT(u * threads * width) + COUNT(part) * COUNT(width))
-        if e < left:
-            vector = load(data, e, COUNT(0))
-            for k in range(width):
-                v = vector[0][k]
-                values[0][u * width + k] = v
-                lo, hi = min(lo, number(low(v))), max(hi, number(high(v)))
-        return lo, hi
+        e = COUNT(COUNT(u * threads * width) + COUNT(part * COUNT(width)))
+        vector = load(data, e if e < left else COUNT(0), COUNT(0))
+        for k in range(width):
+            values[0][u * width + k] = vector[0][k]
+        return nothing
 
-    return unrolled(extremes, 0, held)
+    @formula
+    def compare_one(i: Any, found: Any, values: Any) -> Any:
+        lo, hi = found
+        v = values[0][i]
+        return min(lo, number(low(v))), max(hi, number(high(v)))
+
+    read_all, compare_all = unrolled(read, 0, held), unrolled(compare_one, 0, held * width)
+
+    @formula
+    def extremes(found: Any, told: Any) -> Any:
+        read_all(0, told)
+        return compare_all(found, told[3])
+
+    return extremes  # type: ignore[no-any-return]
 
 
 class Extremes:
@@ -150,7 +201,8 @@ class Extremes:
         self._low, self._high = low, high
         self.runs = Kernel(self._make_runs, f"extremes_{low.__name__}_runs")
         self.lanes = Kernel(self._make_lanes, f"extremes_{low.__name__}_lanes")
-        self.teams = Kernel(self._make_teams, f"extremes_{low.__name__}_teams")
+        name = f"extremes_{low.__name__}_teams"
+        self.teams = Kernel(self._make_teams, name, lambda x, *form: Team(*form).block)
 
     def __call__(self, granularity: Granularity, x: Any) -> tuple[DeviceArray, DeviceArray]:
         x = device(x)
@@ -162,23 +214,23 @@ class Extremes:
             shape = Shape.of(layout, x.size)
             # Longer loops over the elements of a vector would not be unrolled.
             width = min(shape.width(flat), 8)
-            if width > 1 and shape.short(SHORTEST // x.dtype.itemsize):
+            if shape.short(MOST + 1) and Team.fits(shape.length, x.dtype.itemsize):
                 team = Team.of(shape.length, width)
-                blocks, threads = -(-channels // team.rows), team.threads * team.rows
                 data = [a.argument() for a in (flat, *found)]
                 args: Any = (channels, shape.length, *data)
-                self.teams(blocks, threads, args, (x.dtype, *team), x.stream())
+                blocks = -(-channels // team.rows)
+                self.teams(blocks, team.block, args, (x.dtype, *team), x.stream())
                 continue
-            across = shape.beside or shape.short(LONGEST)
-            wide, blocks, pitch, jump = shape.across() if across else (1, channels, 1, 1)
-            parts, span = parts_of(shape.length, blocks, LANES * LANES if across else TILE)
+            beside = shape.beside
+            wide, blocks, pitch, _ = shape.across() if beside else (1, channels, 1, 1)
+            parts, span = parts_of(shape.length, blocks, LANES * LANES if beside else TILE)
             whole = parts == 1
             kind = x.dtype if whole else np.dtype(kinds(x.dtype)[0])
             to = found if whole else [x.new((channels * parts,), kind) for _ in range(2)]
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
-            if across:
-                args = (channels, blocks, pitch, jump, shape.length, *rest)
-                form: tuple[Any, ...] = (x.dtype, wide, shape.beside, shape.batch, whole)
+            if beside:
+                args = (channels, blocks, pitch, shape.length, *rest)
+                form: tuple[Any, ...] = (x.dtype, wide, shape.batch, whole)
                 self.lanes(blocks * parts, wide * LANES, args, form, x.stream())
             else:
                 form = (x.dtype, width, shape.single, whole)
@@ -222,19 +274,17 @@ class Extremes:
         shared, (highest, lowest) = getattr(types, np.dtype(number).name), ends(number)
         threads, several = team.threads, team.rows
         room, values_of = threads * several, vectors(team.width, team.held).scratch
+        place_in = team.places()
         extremes = of_a_team(self._low, self._high, number, team)  # what it leaves nobody reads
 
         def kernel(channels: Any, length: Any, x: Any, least: Any, greatest: Any) -> None:
             """A team for each channel."""
             lows = cuda.shared.array(room, shared)
             highs = cuda.shared.array(room, shared)
-            t, first = cuda.threadIdx.x, np.int64(cuda.blockIdx.x) * several
-            own, part = t // threads, t % threads
-            c = first + own
-            left = COUNT(length) if c < channels else COUNT(0)
-            data = moved((x,), c * length)
-            to = part * several + own
-            told = part, left, data, values_of(data)
+            t, first = COUNT(cuda.threadIdx.x), np.int64(cuda.blockIdx.x) * several
+            own, part, to = place_in(t)
+            data = moved((x,), min(first + own, channels - 1) * length)
+            told = part, COUNT(length), data, values_of(data)
             lows[to], highs[to] = extremes((highest, lowest), told)
             _fold_extremes(t, lows, highs, threads, several)
             if t < several and first + t < channels:
@@ -243,27 +293,24 @@ class Extremes:
         return kernel, (types.int64, types.int64, *[pointer(x)] * 3)
 
     def _make_lanes(
-        self, x: Any, wide: int, beside: bool, batch: int, whole: bool
+        self, x: Any, wide: int, batch: int, whole: bool
     ) -> tuple[Callable[..., None], Types]:
         low, high, load = self._low, self._high, vectors(1, batch).load
         kind, number = kinds(x)
         shared, room = getattr(types, np.dtype(number).name), LANES * wide
 
         def kernel(
-            channels: Any, blocks: Any, pitch: Any, jump: Any, length: Any, parts: Any, span: Any,
-            x: Any, least: Any, greatest: Any,
+            channels: Any, blocks: Any, pitch: Any, length: Any, parts: Any, span: Any, x: Any,
+            least: Any, greatest: Any,
         ) -> None:  # fmt: skip
-            """A block for each (part, `wide` channels): a thread takes every LANES-th element."""
+            """A block for each (part, `wide` channels side by side), of LANES threads for each."""
             lows = cuda.shared.array(room, shared)
             highs = cuda.shared.array(room, shared)
             t, (part, block) = cuda.threadIdx.x, divided(cuda.blockIdx.x, blocks)
-            if beside:
-                lane, k = t // wide, t % wide
-            else:
-                lane, k = t % LANES, t // LANES
+            lane, k = t // wide, t % wide
             c = min(block * wide + k, channels - 1)
             start = part * span
-            left, begin = min(length - start, span), start * pitch + c * jump
+            left, begin = min(length - start, span), start * pitch + c
             first = x[begin]
             lo, hi = number(low(first)), number(high(first))
             x = moved(x, begin + lane * pitch)
@@ -289,7 +336,7 @@ class Extremes:
                     least[c * parts + part], greatest[c * parts + part] = lows[k], highs[k]
 
         to = pointer(x if whole else kind)
-        return kernel, (*[types.int64] * 7, pointer(x), to, to)
+        return kernel, (*[types.int64] * 6, pointer(x), to, to)
 
 
 def _make_all_parts(x: Any) -> tuple[Callable[..., None], Types]:

@@ -57,6 +57,7 @@ try:
             from cuda.bindings import driver
             from numba.cuda import dispatcher, libdevice
             from numba.cuda.compiler import compile_cuda, kernel_fixup
+            from numba.cuda.cudadrv.nvvm import set_launch_bounds
             from numba.cuda.extending import intrinsic, overload, register_model
 except ModuleNotFoundError as error:  # Numba's own numba.cuda, an older one, lacks some of it
     raise ModuleNotFoundError(
@@ -70,6 +71,8 @@ NVVM_OPTIONS = {"fastmath": False, "opt": 3, "fma": 0}
 
 #: Threads of a block. The simulator takes 0.1 ms for each.
 THREADS = 32 if SIMULATED else 256
+#: Threads of a block that may have 128 registers each, which is plenty.
+MANY = 512
 #: What elements of a launch are counted in. Numba makes 64 bits of a sum of two of 32.
 COUNT: Any = np.uint32
 #: And places in shared memory: a constant that is added to one is part of the instruction then.
@@ -118,10 +121,16 @@ class Kernel:
         arguments. Arrays are pointers; an argument may be a tuple.
     name : str
         What it is called in profiles.
+    block : callable, optional
+        ``block(*key)``: the threads of a block. Of more than MANY the compiler must know, or its
+        registers might not do for them.
     """
 
-    def __init__(self, make: Callable[..., tuple[Callable[..., None], Types]], name: str) -> None:
-        self.name, self._make = name, make
+    def __init__(
+        self, make: Callable[..., tuple[Callable[..., None], Types]], name: str,
+        block: Callable[..., int] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self._make, self._block = name, make, block
         self._entries: dict[Key, Any] = {}
         self._libraries: dict[Key, Any] = {}
 
@@ -140,7 +149,12 @@ class Kernel:
         if SIMULATED:
             return _Simulated(function, signature)
         cc = cuda.get_current_device().compute_capability
-        return _Compiled(_library(_named(function, self.name), signature, cc), signature)
+        return _Compiled(self._library(function, signature, key, cc), signature)
+
+    def _library(self, function: Any, signature: Types, key: Key, cc: tuple[int, int]) -> Any:
+        block = 0 if self._block is None else self._block(*key)
+        bound = block if block > MANY else None
+        return _library(_named(function, self.name), signature, cc, bound)
 
     def ptx(self, key: Key, cc: tuple[int, int]) -> str:
         """The PTX of one key for a compute capability; no device is needed.
@@ -153,7 +167,7 @@ class Kernel:
             before = dispatcher.get_current_device
             dispatcher.get_current_device = lambda: device
             try:
-                self._libraries[key] = _library(_named(function, self.name), signature, cc)
+                self._libraries[key] = self._library(function, signature, key, cc)
             finally:
                 dispatcher.get_current_device = before
         text: str = self._libraries[key].get_asm_str(cc=cc)
@@ -169,13 +183,15 @@ def _named(function: Any, name: str) -> Any:
     return copy
 
 
-def _library(function: Any, signature: Types, cc: tuple[int, int]) -> Any:
+def _library(function: Any, signature: Types, cc: tuple[int, int], bound: int | None) -> Any:
     result = compile_cuda(
         function, types.void, signature, nvvm_options=NVVM_OPTIONS, cc=cc, forceinline=True
     )
     library, name = result.library, result.fndesc.llvm_func_name
     library._entry_name = name
-    kernel_fixup(library.get_function(name), False)
+    kernel = library.get_function(name)
+    kernel_fixup(kernel, False)
+    set_launch_bounds(kernel, bound)
     return library
 
 

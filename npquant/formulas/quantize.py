@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import formula, reciprocal
+from npquant.formulas.guesses import MIDDLE, MIDDLE_BITS
 from npquant.primitives import (
     bits,
     code_of,
     floating,
     fma,
     item,
-    key,
     like,
     narrowed,
     over,
@@ -22,7 +22,6 @@ from npquant.primitives import (
     rounded_code,
     shifted,
     times,
-    value,
     whole,
     widen,
 )
@@ -75,13 +74,10 @@ def quantize_zero_first(x: Any, p: Any, constants: Any, y: Any) -> Any:
     return rounded_code(t, None, lo, hi, nan, item(y)), True
 
 
-#: Added to a float32 between -2**22 and 2**22, it leaves an integer in the last bits.
-_MIDDLE = np.float32(1.5 * 2**23)
-_MIDDLE_BITS = _MIDDLE.view(np.int32)
 #: As far as this from an integer, rounding is sure: errors are 2**-24 of two roundings, and up to
 #: 2**-22 of a reciprocal that is subnormal. The bits of a float32, which grow as it does.
 SURE = np.float32(0.5 - 2.0**-21).view(np.int32)
-#: From here on a code is too large for `_MIDDLE`.
+#: From here on a code is too large for `MIDDLE`.
 _FAR = np.float64(2.0**20)
 _QUARTER = np.float64(0.25)
 
@@ -99,7 +95,7 @@ def split_inverse(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -
     low = np.float32(inverse - high)
     fits = (least > -_FAR) & (most < _FAR) & (z == rint(z))
     high = high if fits else np.float32(np.nan)
-    middle = np.float32(np.float64(_MIDDLE) + z)
+    middle = np.float32(np.float64(MIDDLE) + z)
     least, most = (least - _QUARTER) * scale, (most + _QUARTER) * scale
     return high, low, np.float32(least), np.float32(most), middle
 
@@ -116,75 +112,7 @@ def guess(x: Any, p: Any, constants: Any, y: Any) -> Any:
     x = most if x > most else x
     t = fma(x, high, middle)
     rest = fma(x, low, fma(x, high, middle - t))
-    return np.int32(bits(t) - _MIDDLE_BITS), bits(abs(rest))
-
-
-#
-# Of rows whose scale was chosen from them, so that nothing is far beyond the bounds, and nothing a
-# NaN: p -> a code, made in float32, and what is 0 where it is sure.
-
-
-#: The bounds of int8, what takes a key to the next one, and no doubt.
-_LEAST, _GREATEST, _NEXT, _NO_DOUBT = np.int32(-128), np.int32(127), np.int32(1), np.int32(0)
-
-
-@formula
-def around_inverse(scale: Any, zero_point: Any) -> Any:
-    """Parameters of `between`: a float32 on each side of the reciprocal, and what is added."""
-    near = np.float32(reciprocal(scale))
-    below, above = (
-        value(np.int32(key(near) - _NEXT), near),
-        value(np.int32(key(near) + _NEXT), near),
-    )
-    return below, above, np.float32(_MIDDLE + np.float32(zero_point))
-
-
-@formula
-def between(x: Any, p: Any) -> Any:
-    """What `quantize_zero_first` gives of a float64 scale as an int8.
-
-    Both factors are 2**-25 of the reciprocal or more away from it, and `fma` rounds once, to an
-    integer. The rule rounds twice before, by 2**-53 at most each time. Near a tie the quotient is a
-    half or more, as a zero point is an integer: so the rule's sum lies between, and rounding keeps
-    the order.
-    """
-    below, above, middle = p
-    x = widen(x)
-    one, other = bits(fma(x, below, middle)), bits(fma(x, above, middle))
-    # An instruction that makes an int8 clamps.
-    code = min(max(np.int32(one - _MIDDLE_BITS), _LEAST), _GREATEST)
-    return code, np.int32(one ^ other)
-
-
-@formula
-def inverse_alone(scale: Any, zero_point: Any) -> Any:
-    """Parameters of the next two, whose zero points are 0: there is but one."""
-    inverse = widen(reciprocal(scale))
-    return inverse, inverse, inverse
-
-
-@formula
-def centred(x: Any, p: Any) -> Any:
-    """What `quantize_zero_first` gives of a float32 scale: no quotient is rounded beyond 127."""
-    inverse, _, _ = p
-    return np.int32(bits(widen(x) * inverse + _MIDDLE) - _MIDDLE_BITS), _NO_DOUBT
-
-
-#: The bits of the exponent of a float32; and what, times that power of two, leaves the eight bits
-#: of a bfloat16 of whatever has this exponent and is added to it.
-_EXPONENT, _EIGHT_BITS = np.int32(0x7F800000), np.float32(1.5 * 2**16)
-#: The bits of `_MIDDLE` and a code of -127 or 127.
-_LEAST_BITS, _GREATEST_BITS = np.int32(_MIDDLE_BITS - 127), np.int32(_MIDDLE_BITS + 127)
-
-
-@formula
-def centred_in_bfloat16(x: Any, p: Any) -> Any:
-    """The same of bfloat16, which the quotient is rounded to; it may be 127.5."""
-    inverse, _, _ = p
-    t = widen(x) * inverse
-    far = value(np.int32(bits(t) & _EXPONENT), t) * _EIGHT_BITS
-    k = bits((t + far) - far + _MIDDLE)
-    return np.int32(min(max(k, _LEAST_BITS), _GREATEST_BITS) - _MIDDLE_BITS), _NO_DOUBT
+    return np.int32(bits(t) - MIDDLE_BITS), bits(abs(rest))
 
 
 @formula

@@ -26,7 +26,8 @@ def quantize_per_token_dynamic(
     It gives what `choose_qparams_per_token_asymmetric` and then `quantize_per_token` give with
     codes in -128..127. If `symmetric`, it is `choose_qparams_per_token`, and codes in -127..127.
     Floats are read from memory once, on the CPU in rows of 2 elements to 256 KiB unless they are
-    torn apart by the order of a dense array's axes, on a GPU in contiguous rows of up to 128 KiB.
+    torn apart by the order of a dense array's axes, on a GPU in contiguous rows of up to 32,768
+    elements (8,192 of float64).
 
     Parameters
     ----------

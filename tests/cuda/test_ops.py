@@ -260,11 +260,12 @@ def test_every_length(name):
 
 #: Of one element, shorter and longer than a block takes at once, which no vector divides.
 ROWS = ((3, 1), (2, 3, 64), (2, 331))
-#: Several of a block, the last with fewer; of a team that no halves make; and read again.
-HELD = ((17, 16), (1, 1400), (1, 2048))
+#: Several of a block, the last with fewer; of warps that halves do not make; of vectors of one, and
+#: of threads that find nothing of their own.
+HELD = ((17, 16), (1, 1400), (1, 2048), (2, 331))
 if not SIMULATED:
     ROWS += ((3, 5), (2, 3, 264), (300, 4096), (33, 5, 1000), (5, 32768), (2, 40000), (70_001, 32))
-    HELD += ((5, 11008), (999, 128), (3, 2047), (3, 16384))
+    HELD += ((5, 11008), (999, 128), (3, 2047), (3, 16384), (3, 32767), (3, 32768))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -284,12 +285,25 @@ def test_rows_with_qparams_of_their_own(dtype, symmetric):
 
 @pytest.mark.parametrize("shape", HELD, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_rows_held_and_read_again(dtype, shape):
+def test_rows_of_teams(dtype, shape):
     x = np.random.default_rng(0).normal(size=shape).astype(nq.dtypes.canonical(dtype, "dtype"))
     x *= np.arange(1, len(x) + 1, dtype=x.dtype)[:, None]  # no row has the range of another
     for part in (x, np.roll(x, 1, 1)):
         expected = nq.quantize_per_token_dynamic(part, np.int8)
         assert_same(to_host(nq.quantize_per_token_dynamic(given(part), np.int8)), expected)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_rows_that_are_not_finite(dtype, symmetric):
+    """Nobody looks: they have what the two ops give that do the same one after the other."""
+    dtype = nq.dtypes.canonical(dtype, "dtype")
+    x = np.random.default_rng(0).normal(size=(5, 24)).astype(dtype)
+    x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
+    x[3, ::2] = 0
+    q, *qparams = nq.quantize_per_token_dynamic(given(x), np.int8, symmetric=symmetric)
+    bounds = -127 if symmetric else -128, 127
+    assert_same(to_host(q), to_host(nq.quantize_per_token(given(x), *qparams, *bounds, np.int8)))
 
 
 @pytest.mark.parametrize("inner", [70, 72])
