@@ -521,17 +521,55 @@ def test_short_groups_past_the_caches(inner, past_caches, kernels, monkeypatch):
         assert kernel.endswith(f"blocks_{inner}_past")
 
 
-def test_groups_with_gaps_by_their_own_loop(kernels, monkeypatch):
-    """Also where their result is large, and a place for it given."""
+@pytest.mark.parametrize("group", [16, 32, 128])
+def test_groups_with_gaps(group, kernels, monkeypatch):
+    """They have a loop of their own, but for a large result that a place is given for."""
     monkeypatch.setattr(loops, "PAST", 1)
     q = np.random.default_rng(11).integers(-128, 128, (150, 6144)).astype(np.int8)[:, 2048:4096]
-    scales, zeros = np.linspace(0.3, 3, 150 * 16, dtype=np.float32), np.arange(150 * 16) % 9
-    args = q, scales.reshape(150, 16), zeros.reshape(150, 16).astype(np.int32), -128, 127, np.int8
+    n = q.size // group
+    scales, zeros = np.linspace(0.3, 3, n, dtype=np.float32), np.arange(n, dtype=np.int32) % 9
+    args = q, scales.reshape(150, -1), zeros.reshape(150, -1), -128, 127, np.int8
+    expected = oracle.dequantize_per_channel_group(*args, group)
     out = np.empty(q.shape, np.float32)
-    nq.dequantize_per_channel_group(*args, 128, out=out)
-    assert_same(out, oracle.dequantize_per_channel_group(*args, 128))
-    (kernel,) = kernels
-    assert kernel.endswith("blocks_apart")
+    for given, loop in ({}, "blocks_apart"), ({"out": out}, "runs_apart_past"):
+        kernels.clear()
+        assert_same(nq.dequantize_per_channel_group(*args, group, **given), expected)
+        (kernel,) = kernels
+        assert kernel.endswith(loop)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dequantize_per_tensor",
+        "dequantize_per_channel_group",
+        "fake_quantize_per_channel_affine",
+        "fake_quantize_learnable_per_token_affine",
+        "quantize_per_channel",
+    ],
+)
+def test_gaps_past_the_caches(name, kernels, monkeypatch):
+    """In short rows, which are gathered, and in long ones, which are read as they lie."""
+    monkeypatch.setattr(loops, "PAST", 1)
+    long = (50, 3, 2448) if fits(name, (50, 3, 2448)) else (150, 2448)
+    for shape in ((1300, 144), long):
+        for axis in axes(name, shape):
+            kwargs = not_narrower(name, shape, axis)
+            (expected,) = results(name, kwargs)
+            data = next(key for key in DATA if key in kwargs)
+            with_gaps = np.concatenate([kwargs[data]] * 2, axis=-1)[..., : shape[-1]]
+            for place in (0, 13):
+                room = np.zeros(expected.size + 32, expected.dtype)
+                out = room[place : place + expected.size].reshape(shape)
+                kernels.clear()
+                assert results(name, kwargs | {data: with_gaps, "out": out})[0] is out
+                assert_same(out, expected, (shape, axis, place))
+                assert not room[:place].any()
+                assert not room[place + expected.size :].any()
+                (kernel,) = kernels
+                assert kernel.endswith(("runs_apart_past", "periods_apart"))
+                side_by_side = "channel" in name and "group" not in name and axis == len(shape) - 1
+                assert kernel.endswith("_past") == (not side_by_side), axis
 
 
 def test_no_room_is_written_past_the_caches(kernels, monkeypatch):

@@ -22,6 +22,7 @@ from npquant.cpu.segments import (
     blocks_apart_of,
     blocks_of,
     runs_apart_of,
+    runs_apart_past_of,
     runs_of,
     strips_of,
 )
@@ -118,6 +119,10 @@ class Elementwise:
         self._runs = kernel(runs, "runs", looking)
         self._runs_past = kernel(runs_past, "runs_past", looking, full_width=bool(steps))
         self._runs_apart = kernel(runs_apart_of(self.rule), "runs_apart", _apart(_signature))
+        self._runs_apart_past = kernel(
+            runs_apart_past_of(parameters, element), "runs_apart_past", _apart(_signature),
+            full_width=False,
+        )  # fmt: skip
         blocks = kernel(blocks_of(parameters, element, OF_BLOCKS), "blocks", looking)
         self._blocks, self._blocks_past = {OF_BLOCKS: blocks}, {}
         for n in _LENGTHS:
@@ -237,10 +242,12 @@ class Elementwise:
             return self._periods_past if past else self._periods, n, -(-n // period), _grain(period)
         return self._runs_past if past else self._runs, n, 0, GRAIN
 
-    def _whole(self, inner: int, n: int, past: bool = False) -> Kernel | None:
+    def _whole(self, inner: int, n: int, past: bool = False, apart: bool = False) -> Kernel | None:
         """What does `n` elements in whole runs of `inner`, if they are several, and of blocks."""
         if not 0 < inner < n or inner > LONG or inner % BLOCK or n % inner:
             return None
+        if apart:
+            return None if past else self._blocks_apart
         if past:
             return self._blocks_past.get(inner)
         return self._blocks[inner if inner in _LENGTHS else OF_BLOCKS]
@@ -255,8 +262,10 @@ class Elementwise:
             return
         apart = views is not None
         runs, periods = self._runs, self._periods
-        if apart:
-            runs, periods = self._runs_apart, self._periods_apart
+        if views is not None:
+            past = past and not views[0, 0, 0] and bool(views[2:, 0, 0].any())
+            runs = self._runs_apart_past if past else self._runs_apart
+            periods = self._periods_apart
         elif past:
             runs, periods = self._runs_past, self._periods_past
         kernel, items, grain = runs, n, GRAIN
@@ -267,10 +276,8 @@ class Elementwise:
             if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
                 kernel, grain = periods, _grain(channels * inner)
                 cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif first % inner == 0 and (blocks := self._whole(inner, n, past and not apart)):
+            elif first % inner == 0 and (blocks := self._whole(inner, n, past, apart)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
-                if apart:
-                    kernel = self._blocks_apart
         if views is not None:
             grain = max(grain, strided.piece(views) * items // n)
         look = () if apart else _NO_LOOK

@@ -237,6 +237,39 @@ def runs_apart_of(run: Function) -> Function:
     return runs_apart
 
 
+def runs_apart_past_of(parameters: Function, element: Function) -> Function:
+    """The same where results are flat, and are written past the caches: so no piece ends in a line.
+
+    That would be read before the next one continues it, and all that is written would wait.
+    """
+    stretch_past = stretch_of(element)
+
+    def runs_apart_past(
+        begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+        scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
+    ) -> None:  # fmt: skip
+        """Items (element)."""
+        size, constants = strided.piece(views), (lo, hi, nan)
+        room = strided.room(x, size)
+        waiting, held = local(WAITING, item(y)), 0
+        row = begin // inner
+        c, skip = row % channels, begin - row * inner
+        while begin < end:
+            n = strided.up_to_row(views, begin, min(size, end - begin))
+            u, done = strided.taken(x, views, 2, begin, n, room, None), 0
+            while done < n:
+                m = min(min(n - done, inner - skip), LONG - (begin & (LONG - 1)))
+                p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+                held = stretch_past(u, np.uintp(done), begin, m, p, constants, y, waiting, held)
+                begin, done, skip = begin + m, done + m, skip + m
+                if skip == inner:
+                    skip = 0
+                    c = c + 1 if c + 1 < channels else 0
+        end_past(y, end, waiting, held)
+
+    return runs_apart_past
+
+
 def blocks_apart_of(blocks: Function) -> Function:
     """The same of the loop `blocks`, whole runs at a time."""
 
