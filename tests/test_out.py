@@ -578,13 +578,15 @@ def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
     q = np.random.default_rng(8).integers(-128, 128, (700, 999)).astype(np.int8)
     kwargs = {"scale": 0.1, "zero_point": 3, "quant_min": -128, "quant_max": 127, "dtype": np.int8}
     expected = nq.dequantize_per_tensor(q, **kwargs)
-    room = np.zeros((700, 1998), np.float32)
-    kernels.clear()
-    nq.dequantize_per_tensor(q, **kwargs, out=room[:, ::2])
-    assert_same(room[:, ::2], expected)
-    assert not room[:, 1::2].any()
-    assert kernels
-    assert not any(kernel.endswith("_past") for kernel in kernels)
+    for x in (q, np.concatenate([q, q], axis=1)[:, :999]):
+        for part, rest in (np.s_[:, ::2], np.s_[:, 1::2]), (np.s_[:, :999], np.s_[:, 999:]):
+            room = np.zeros((700, 1998), np.float32)
+            kernels.clear()
+            nq.dequantize_per_tensor(x, **kwargs, out=room[part])
+            assert_same(room[part], expected)
+            assert not room[rest].any()
+            assert kernels
+            assert not any(kernel.endswith("_past") for kernel in kernels)
 
 
 @pytest.mark.parametrize("name", ADAROUND)
