@@ -263,6 +263,7 @@ class Elementwise:
         apart = views is not None
         runs, periods = self._runs, self._periods
         if views is not None:
+            # Past the caches go results that are flat, of data that are not.
             past = past and not views[0, 0, 0] and bool(views[2:, 0, 0].any())
             runs = self._runs_apart_past if past else self._runs_apart
             periods = self._periods_apart

@@ -238,9 +238,10 @@ def runs_apart_of(run: Function) -> Function:
 
 
 def runs_apart_past_of(parameters: Function, element: Function) -> Function:
-    """The same where results are flat, and are written past the caches: so no piece ends in a line.
+    """The same where results are flat, which are written past the caches.
 
-    That would be read before the next one continues it, and all that is written would wait.
+    What waits is kept from piece to piece: a line that one ended in would be read before the next
+    one continues it, and all that is written would wait for that.
     """
     stretch_past = stretch_of(element)
 

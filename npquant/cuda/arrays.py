@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -186,7 +187,19 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 # --- libraries --------------------------------------------------------------------------------
 
 
-class Torch:
+class Library(ABC):
+    """One that makes arrays, whose elements are not set."""
+
+    @abstractmethod
+    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
+        """An array beside `like`."""
+
+    def maker(self, shape: Any, dtype: Any, strides: Any) -> Callable[[DeviceArray], Any]:
+        """What makes the same again and again: what its kind says is looked up once."""
+        return lambda like: self.empty(like, shape, dtype, strides)
+
+
+class Torch(Library):
     """PyTorch's CUDA tensors."""
 
     def __init__(self, torch: ModuleType) -> None:
@@ -239,18 +252,6 @@ class Torch:
         if self._raw_stream is not None:
             return int(self._raw_stream(a.owner.get_device()))
         return int(self._torch.cuda.current_stream(a.owner.device).cuda_stream)
-
-
-class Library:
-    """What those that follow have in common."""
-
-    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
-        """An array whose elements are not set, beside `like`."""
-        raise NotImplementedError
-
-    def maker(self, shape: Any, dtype: Any, strides: Any) -> Callable[[DeviceArray], Any]:
-        """The same, of one kind."""
-        return lambda like: self.empty(like, shape, dtype, strides)
 
 
 class CuPy(Library):
