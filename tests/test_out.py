@@ -10,8 +10,9 @@ from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, fits, in_order, r
 from cases import BOUNDS, FLOAT8, assert_same
 from npquant import backend
 from npquant.checks.calls import forget
-from npquant.cpu import loops, maps, walk
+from npquant.cpu import loops, maps, segments, walk
 from npquant.cpu.loops import Elementwise
+from npquant.cpu.memory import LINE, LONG
 from npquant.cpu.strided import GATHERED
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
@@ -666,6 +667,34 @@ def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
             assert_same(out, expected, place)
             assert not room[:place].any()
             assert not room[place + n :].any()
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+@pytest.mark.parametrize(
+    ("read", "written", "lines"),
+    [(np.float32, np.float32, 2), (np.float64, np.float64, 4), (np.int8, np.float32, 2)],
+)
+def test_what_is_made_at_once_past_the_caches(read, written, lines, fetched, monkeypatch):
+    """So many lines where they are fetched, and all that waits once it is LONG, be it that or not.
+
+    A line of the cache that is fetched is half a page ahead.
+    """
+    monkeypatch.setattr(segments, "FETCHED_PAST", fetched)
+    asked = []
+    monkeypatch.setattr(segments, "fetch", lambda x, first, m: asked.append((first, m)))
+    x, y = np.zeros(4000, read), np.zeros(4000, written)
+    step, ahead, made = lines * LINE // x.itemsize, 2048 // x.itemsize, []
+    fetched = fetched and read != np.int8
+    begin = 77
+    while begin < 2000:
+        m = segments.next_past(x, y, begin, 2000 - begin, lines)
+        made.append((begin, m))
+        assert 0 < m <= (step if fetched else LONG)
+        assert begin // LONG == (begin + m - 1) // LONG
+        begin += m
+    assert begin == 2000
+    assert asked == ([(begin + ahead, m) for begin, m in made] if fetched else [])
+    assert len(made) == -(-2000 // (step if fetched else LONG)) - 77 // (step if fetched else LONG)
 
 
 @pytest.mark.parametrize(

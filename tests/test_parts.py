@@ -343,6 +343,27 @@ def test_where_what_is_only_read_is_fetched(name, fetches, tmp_path):
 
 
 @of_x86
+@pytest.mark.parametrize(
+    ("name", "read", "fetches"),
+    [("haswell", "float32", True), ("haswell", "int8", False), ("znver3", "float32", False)],
+)
+def test_where_what_goes_past_the_caches_is_fetched(name, read, fetches, tmp_path):
+    """Not of codes that become wider, and not on a Zen."""
+    code = f"""if True:
+        from test_parts import np
+        from npquant.cpu.quantize import dequantize, quantize_by_division
+        run = dequantize if "{read}" == "int8" else quantize_by_division
+        ops, float32 = run.__self__, np.dtype(np.float32)
+        for kernel in (ops._runs_past, ops._blocks_past[32]):
+            key = np.dtype("{read}"), float32, (float32, float32, "float32"), True
+            text = kernel._code[key].library.get_llvm_str()
+            print("!nontemporal" in text, "call void @llvm.prefetch" in text)
+    """
+    found = compiled_for(name, "+avx2,+fma", code, tmp_path).split()
+    assert found == 2 * ["True", str(fetches)]
+
+
+@of_x86
 def test_no_references_are_counted(tmp_path):
     """Of arrays that a caller holds: in a loop it takes time, and threads wait for one another."""
     kernel = Kernel(_primitives, "without_references", lambda: (FLOAT32, INT8))

@@ -11,8 +11,8 @@ from numba import types
 from npquant.cpu import strided
 from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
-from npquant.cpu.memory import LONG, after, local
-from npquant.cpu.segments import WAITING, end_past, waits_at, written_past
+from npquant.cpu.memory import after, local
+from npquant.cpu.segments import FEW_LINES, WAITING, end_past, next_past, waits_at, written_past
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory
 from npquant.layout import PER_TENSOR
@@ -32,7 +32,7 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     def past(begin: Any, end: Any, x: Any, y: Any) -> None:
         waiting, held = local(WAITING, item(y)), 0
         while begin < end:
-            m = min(end - begin, LONG - (begin & (LONG - 1)))
+            m = next_past(x, y, begin, end - begin, FEW_LINES)
             run(0, m, *(after(x, begin) + after((waiting,), waits_at(begin))))
             begin += m
             held = written_past(y, begin, waiting, held + m)

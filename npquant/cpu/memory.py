@@ -34,6 +34,9 @@ LONG = 512
 _PROCESSOR: str = config.CPU_NAME or get_host_cpu_name()  # type: ignore[attr-defined]
 #: Whether what is only read is fetched, too: Zen is faster by itself there. (Measured.)
 FETCHED_TO_READ = not _PROCESSOR.startswith("znver")
+#: What is read is fetched so many bytes ahead where results go past the caches: half a page, since
+#: a whole one ahead it took longer than without. (Measured, but not on Zen.)
+FETCHED_PAST, PAST_AHEAD = FETCHED_TO_READ, 2048
 
 
 class Borrowed(types.Array):  # type: ignore[misc]

@@ -26,7 +26,17 @@ from npquant.cpu.memory import (
     to_line,
     width,
 )
-from npquant.cpu.segments import WAITING, Function, end_past, waits_at, write_rest, written_past
+from npquant.cpu.segments import (
+    LINES,
+    WAITING,
+    Function,
+    end_past,
+    fetched_past,
+    next_past,
+    waits_at,
+    write_rest,
+    written_past,
+)
 from npquant.primitives import each, item, store
 
 #: A shorter period is repeated up to it.
@@ -127,8 +137,8 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                 for i in range(start + part, last, period):
                     at, stop = max(begin, i), min(last, i + rows)
                     while at < stop:
-                        m = min(stop - at, LONG - (at & (LONG - 1)))
-                        if rows > MANY:
+                        m = next_past(x, y, at, stop - at, LINES)
+                        if rows > MANY and not fetched_past(x, y):
                             fetch_to_second(x, at + AHEAD, m)
                         at_row, to = np.uintp(at - i), waits_at(at)
                         u, at_u = brought(x, np.uintp(at), np.uintp(m), rooms)

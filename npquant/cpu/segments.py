@@ -23,13 +23,16 @@ from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import (
     AHEAD,
     FETCHED_FAR,
+    FETCHED_PAST,
     LINE,
     LONG,
+    PAST_AHEAD,
     far,
     fetch,
     local,
     settle,
     to_line,
+    width,
     write_past,
 )
 from npquant.cpu.pairs import pairs_of
@@ -50,6 +53,8 @@ RUNS = 256
 #: What is written past the caches waits on the stack until it is LONG, what was left of it before
 #: these. So vectors are stored within lines of the cache: across two it took twice as long.
 WAITING = LINE + LONG
+#: Lines of the cache that are fetched at a time meanwhile; FEW_LINES where an element takes little.
+FEW_LINES, LINES = 2, 4
 
 
 def runs_of(parameters: Function, element: Function, past: bool) -> Function:
@@ -78,7 +83,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             while begin < stop:
                 m = stop - begin
                 if past:
-                    m = min(m, LONG - (begin & (LONG - 1)))
+                    m = next_past(x, y, begin, m, FEW_LINES)
                 elif m > LONG:
                     m = to_line(x, begin) or LONG
                 if fetched:
@@ -129,7 +134,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
         while begin < end:
             m = min(inner - skip, end - begin)
             if past:
-                m = min(m, LONG - (begin & (LONG - 1)))
+                m = next_past(x, y, begin, m, LINES)
             elif m > STRIP:
                 m = to_line(x, begin) or STRIP
             base = np.uintp(begin)
@@ -191,6 +196,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
                     fetch(x, base + np.uintp(AHEAD), length)
                 u, at_u = brought(x, base, length, rooms)
                 if past:
+                    fetch_past(x, y, base, length)
                     held = stretch_past(u, at_u, base, length, p, constants, y, waiting, held)
                     continue
                 value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
@@ -296,6 +302,33 @@ def blocks_apart_of(blocks: Function) -> Function:
             begin += rows
 
     return blocks_apart
+
+
+@called
+def next_past(x: Any, y: Any, begin: Any, m: Any, lines: Any) -> Any:
+    """How many of the next `m` elements are made, at most up to the LONG-th of `y`.
+
+    Where it pays, that is some `lines` of `x`, and as many more are fetched.
+    """
+    step = LONG
+    if fetched_past(x, y):
+        step = lines * LINE // width(x)
+    m = min(m, step - (begin & (step - 1)))
+    fetch_past(x, y, begin, m)
+    return m
+
+
+@called
+def fetched_past(x: Any, y: Any) -> Any:
+    """Whether to fetch `x`, which the compiler knows: codes that are widened are read slowly."""
+    return FETCHED_PAST and width(x) >= width(y)
+
+
+@called
+def fetch_past(x: Any, y: Any, begin: Any, m: Any) -> None:
+    """Fetch what comes PAST_AHEAD of the `m` elements from `begin` on, where it pays."""
+    if fetched_past(x, y):
+        fetch(x, np.intp(begin) + PAST_AHEAD // width(x), m)
 
 
 @called
