@@ -473,13 +473,10 @@ def _precision(dtype: dtypes.DType, vector: bool, eps: float) -> tuple[str, floa
         return "float64", float(np.float32(eps))
 
 
-def _middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
-    """The zero point of a symmetric scheme: the middle of an unsigned range of up to 8 bits.
-
-    Of uint16 it is 0, as in PyTorch (D21); observers take the middle there (D25).
-    """
+def middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
+    """The zero point of a symmetric scheme: the middle of an unsigned range."""
     least, greatest = dtypes.BOUNDS[target]
-    if least != 0 or greatest > 255:
+    if least != 0:
         return 0
     return (lo + hi) // 2 if custom else (greatest + 1) // 2
 
@@ -489,7 +486,9 @@ def _scheme(qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom:
         name = "choose_affine"
     else:
         name = "choose_symmetric" if qscheme.endswith("symmetric") else "choose_float"
-    return name, bounds, _middle(target, *bounds, custom)
+    # Of uint16 it is 0, as in PyTorch (D21); observers take the middle there (D25).
+    wide = dtypes.BOUNDS[target][1] > 255
+    return name, bounds, 0 if wide else middle(target, *bounds, custom)
 
 
 @checks.remembered

@@ -27,6 +27,7 @@ from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_eps, check_shape, key_of, value_of
+from npquant.ops.qparams import middle
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -134,12 +135,7 @@ class Observer(Module):
     @property
     def _middle(self) -> int:
         """The zero point of a symmetric scheme."""
-        least, greatest = dtypes.BOUNDS[self.dtype]
-        if least != 0:
-            return 0
-        if self.has_customized_qrange:
-            return (self.quant_min + self.quant_max) // 2
-        return (greatest + 1) // 2
+        return middle(self.dtype, self.quant_min, self.quant_max, self.has_customized_qrange)
 
     # --- seeing -------------------------------------------------------------------------------
 
