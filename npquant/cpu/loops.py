@@ -19,9 +19,8 @@ from npquant.cpu.segments import (
     BLOCK,
     LONG,
     OF_BLOCKS,
-    blocks_apart_of,
+    apart_of,
     blocks_of,
-    runs_apart_of,
     runs_apart_past_of,
     runs_of,
     strips_of,
@@ -98,53 +97,44 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        if steps:
-            runs, runs_past = (strips_of(parameters, steps, past) for past in (False, True))
-        else:
-            runs, runs_past = (runs_of(parameters, element, past) for past in (False, True))
-        periods = periods_of(parameters, element)
+        runs, runs_past = (
+            strips_of(parameters, steps, past) if steps else runs_of(parameters, element, past)
+            for past in (False, True)
+        )
+        blocks, periods = blocks_of(parameters, element, OF_BLOCKS), periods_of(parameters, element)
         # For kernels that do more than this.
-        self.rule = called(runs)
-        self.rule_of_blocks = called(blocks_of(parameters, element, OF_BLOCKS))
-
+        self.rule, self.rule_of_blocks = called(runs), called(blocks)
         name = f"{parameters.__name__}_{element.__name__}"
 
         def kernel(
-            segment: Callable[..., Any], of: str, signature: Callable[..., Types], **options: Any
-        ) -> Kernel:
-            return Kernel(segment, f"{name}_{of}", signature, work, **options)
+            segment: Callable[..., Any], of: str, signature: Callable[..., Types] = _RUNS,
+            full_width: bool = True,
+        ) -> Kernel:  # fmt: skip
+            return Kernel(segment, f"{name}_{of}", signature, work, full_width)
 
-        looking, looking_periods = _looking(_signature), _looking(_periods_signature)
         self._wide, self._work = wide, work
-        self._runs = kernel(runs, "runs", looking)
-        self._runs_past = kernel(runs_past, "runs_past", looking, full_width=bool(steps))
-        self._runs_apart = kernel(runs_apart_of(self.rule), "runs_apart", _apart(_signature))
+        self._runs = kernel(runs, "runs")
+        self._runs_past = kernel(runs_past, "runs_past", full_width=bool(steps))
+        self._runs_apart = kernel(apart_of(self.rule, of_rows=False), "runs_apart", _RUNS_APART)
         self._runs_apart_past = kernel(
-            runs_apart_past_of(parameters, element), "runs_apart_past", _apart(_signature),
+            runs_apart_past_of(parameters, element), "runs_apart_past", _RUNS_APART,
             full_width=False,
         )  # fmt: skip
-        blocks = kernel(blocks_of(parameters, element, OF_BLOCKS), "blocks", looking)
-        self._blocks, self._blocks_past = {OF_BLOCKS: blocks}, {}
+        any_blocks = kernel(blocks, "blocks")
+        self._blocks, self._blocks_past = {OF_BLOCKS: any_blocks}, {}
         for n in _LENGTHS:
-            of_length = kernel(blocks_of(parameters, element, n), f"blocks_{n}", looking)
-            self._blocks[n] = Either(_in_halves, blocks, of_length)
-            of_length = kernel(
-                blocks_of(parameters, element, n, past=True),
-                f"blocks_{n}_past",
-                looking,
-                full_width=False,
-            )
-            self._blocks_past[n] = of_length
-        self._blocks_apart = kernel(
-            blocks_apart_of(self.rule_of_blocks), "blocks_apart", _apart(_signature)
-        )
-        self._periods = kernel(periods, "periods", looking_periods)
+            of_length = kernel(blocks_of(parameters, element, n), f"blocks_{n}")
+            self._blocks[n] = Either(_in_halves, any_blocks, of_length)
+            past = blocks_of(parameters, element, n, past=True)
+            self._blocks_past[n] = kernel(past, f"blocks_{n}_past", full_width=False)
+        blocks_apart = apart_of(self.rule_of_blocks, of_rows=True)
+        self._blocks_apart = kernel(blocks_apart, "blocks_apart", _RUNS_APART)
+        self._periods = kernel(periods, "periods", _PERIODS)
         self._periods_past = kernel(
-            periods_past_of(parameters, element), "periods_past", looking_periods, full_width=False
+            periods_past_of(parameters, element), "periods_past", _PERIODS, full_width=False
         )
-        self._periods_apart = kernel(
-            periods_apart_of(called(periods)), "periods_apart", _apart(_periods_signature)
-        )
+        periods_apart = periods_apart_of(called(periods))
+        self._periods_apart = kernel(periods_apart, "periods_apart", _PERIODS_APART)
 
     def shortcut(
         self, which: Callable[..., bool], name: str, runs: Callable[..., Any],
@@ -156,9 +146,7 @@ class Elementwise:
         """
 
         def first(segment: Callable[..., Any], of: str, other: Kernel, wide: bool = True) -> Kernel:
-            kernel = Kernel(
-                segment, f"{name}_{of}", _looking(_signature), self._work, full_width=wide
-            )
+            kernel = Kernel(segment, f"{name}_{of}", _RUNS, self._work, full_width=wide)
             return Either(which, kernel, other)
 
         self._runs = first(runs, "runs", self._runs)
@@ -336,6 +324,10 @@ def _apart(signature: Callable[..., Types]) -> Callable[..., Types]:
         return strided.VIEWS, *signature(*key)[1:]
 
     return with_views
+
+
+_RUNS, _RUNS_APART = _looking(_signature), _apart(_signature)
+_PERIODS, _PERIODS_APART = _looking(_periods_signature), _apart(_periods_signature)
 
 
 def _periodic(channels: int, inner: int, size: int) -> bool:

@@ -219,32 +219,36 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
     return blocks
 
 
-def runs_apart_of(run: Function) -> Function:
-    """The loop `run` of arrays that are not flat, called piece by piece."""
+def apart_of(loop: Function, of_rows: bool) -> Function:
+    """The loop `loop`, of rows or of elements, of arrays that are not flat: piece by piece."""
 
-    def runs_apart(
+    def apart(
         begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
         scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
     ) -> None:  # fmt: skip
-        """Items (element)."""
-        size = strided.piece(views)
+        """Items (element), or (row)."""
+        length = inner if of_rows else 1
+        some = strided.piece(views) // length
+        size = some * length
         room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
         while begin < end:
-            m = strided.up_to_row(views, begin, min(size, end - begin))
-            v = strided.placed(y, views, 0, begin, m, rooms[0])
-            w = strided.placed(mask, views, 1, begin, m, rooms[1])
-            u = strided.taken(x, views, 2, begin, m, room, v)
-            run(0, m, 0, 0.0, 0.0, begin, channels, inner, u, scale, zero_point, lo, hi, nan, v,
-                w)  # fmt: skip
-            strided.given(y, views, 0, begin, m, rooms[0])
-            strided.given(mask, views, 1, begin, m, rooms[1])
-            begin += m
+            first, most = begin * length, min(some, end - begin) * length
+            n = max(1, strided.up_to_row(views, first, most) // length)
+            m = n * length
+            v = strided.placed(y, views, 0, first, m, rooms[0])
+            w = strided.placed(mask, views, 1, first, m, rooms[1])
+            u = strided.taken(x, views, 2, first, m, room, v)
+            loop(0, n, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
+                 w)  # fmt: skip
+            strided.given(y, views, 0, first, m, rooms[0])
+            strided.given(mask, views, 1, first, m, rooms[1])
+            begin += n
 
-    return runs_apart
+    return apart
 
 
 def runs_apart_past_of(parameters: Function, element: Function) -> Function:
-    """The same where results are flat, which are written past the caches.
+    """The same of elements where results are flat, which are written past the caches.
 
     What waits is kept from piece to piece: a line that one ended in would be read before the next
     one continues it, and all that is written would wait for that.
@@ -275,33 +279,6 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
         end_past(y, end, waiting, held)
 
     return runs_apart_past
-
-
-def blocks_apart_of(blocks: Function) -> Function:
-    """The same of the loop `blocks`, whole runs at a time."""
-
-    def blocks_apart(
-        begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
-        scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-    ) -> None:  # fmt: skip
-        """Items (row)."""
-        some = strided.piece(views) // inner
-        size = some * inner
-        room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
-        while begin < end:
-            rows, first = min(some, end - begin), begin * inner
-            rows = max(1, strided.up_to_row(views, first, rows * inner) // inner)
-            m = rows * inner
-            v = strided.placed(y, views, 0, first, m, rooms[0])
-            w = strided.placed(mask, views, 1, first, m, rooms[1])
-            u = strided.taken(x, views, 2, first, m, room, v)
-            blocks(0, rows, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan,
-                   v, w)  # fmt: skip
-            strided.given(y, views, 0, first, m, rooms[0])
-            strided.given(mask, views, 1, first, m, rooms[1])
-            begin += rows
-
-    return blocks_apart
 
 
 @called
