@@ -390,6 +390,10 @@ def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any, y: Any) -> 
     """
     if isinstance(x, tuple):
         return tuple([taken(a, views, k + i, first, n, room[i], y) for i, a in enumerate(x)])
+    return _one_taken(x, views, k, first, n, room, y)
+
+
+def _one_taken(x, views, k, first, n, room, y):
     at = place(views[k], first, n)
     if at < 0:
         gather(x, views[k], first, n, room, 0)
@@ -402,15 +406,22 @@ def taken(x: Any, views: Any, k: Any, first: Any, n: Any, room: Any, y: Any) -> 
 
 def placed(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
     """Where `n` results from `first` on are written: in place, or a room to be `given`."""
-    if y is None:
-        return None
+    return None if y is None else _one_placed(y, views, k, first, n, room)
+
+
+def _one_placed(y, views, k, first, n, room):
     at = place(views[k], first, n)
     return room[:n] if at < 0 else y[at : at + n]
 
 
 def given(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> None:
     """Put what is in the room, if it is there, where it belongs."""
-    if y is not None and place(views[k], first, n) < 0:
+    if y is not None:
+        _one_given(y, views, k, first, n, room)
+
+
+def _one_given(y, views, k, first, n, room):
+    if place(views[k], first, n) < 0:
         scatter(y, views[k], first, n, room, 0)
 
 
@@ -433,55 +444,27 @@ def _room(x, n):
 @overload(taken)
 def _taken(x, views, k, first, n, room, y):
     if isinstance(x, types.Array):
-
-        def taken_(x, views, k, first, n, room, y):
-            at = place(views[k], first, n)
-            if at < 0:
-                gather(x, views[k], first, n, room, 0)
-            elif not shared(x[at : at + n], y):
-                return x[at : at + n]
-            else:
-                copy(x, at, room, 0, n)
-            return room[:n]
-
-    elif len(x) == 1:
-
-        def taken_(x, views, k, first, n, room, y):
-            return (taken(x[0], views, k, first, n, room[0], y),)
-
-    else:
-
-        def taken_(x, views, k, first, n, room, y):
-            return (
-                taken(x[0], views, k, first, n, room[0], y),
-                *taken(x[1:], views, k + 1, first, n, room[1:], y),
-            )
-
-    return taken_
+        return _one_taken
+    if len(x) == 1:
+        return lambda x, views, k, first, n, room, y: (taken(x[0], views, k, first, n, room[0], y),)
+    return lambda x, views, k, first, n, room, y: (
+        taken(x[0], views, k, first, n, room[0], y),
+        *taken(x[1:], views, k + 1, first, n, room[1:], y),
+    )
 
 
 @overload(placed)
 def _placed(y, views, k, first, n, room):
     if isinstance(y, types.NoneType):
         return lambda y, views, k, first, n, room: None
-
-    def placed_(y, views, k, first, n, room):
-        at = place(views[k], first, n)
-        return room[:n] if at < 0 else y[at : at + n]
-
-    return placed_
+    return _one_placed
 
 
 @overload(given)
 def _given(y, views, k, first, n, room):
     if isinstance(y, types.NoneType):
         return lambda y, views, k, first, n, room: None
-
-    def given_(y, views, k, first, n, room):
-        if place(views[k], first, n) < 0:
-            scatter(y, views[k], first, n, room, 0)
-
-    return given_
+    return _one_given
 
 
 @overload(shared)
