@@ -81,9 +81,7 @@ def _sgd_momentum(slope: Callable[..., Any]) -> Update:
         for k in range(np.uintp(end - begin)):
             i = base + k
             g = slope(gradient[i], value[i], weight_decay)
-            b = f.sgd_momentum(buffer[i], g, momentum)
-            buffer[i] = b
-            value[i] = f.sgd(value[i], b, lr)
+            value[i], buffer[i] = f.sgd_momentum(value[i], buffer[i], g, lr, momentum)
 
     return Update(segment, f"sgd_momentum_{slope.__name__}")
 
@@ -91,15 +89,11 @@ def _sgd_momentum(slope: Callable[..., Any]) -> Update:
 def _adam(
     begin: Any, end: Any, numbers: Any, gradient: Any, value: Any, mean: Any, square: Any
 ) -> None:
-    rate1, beta2, rate2, step, root, eps = numbers
     base = np.uintp(begin)
     for k in range(np.uintp(end - begin)):
         i = base + k
-        m = f.adam_mean(mean[i], gradient[i], rate1)
-        v = f.adam_square(square[i], gradient[i], beta2, rate2)
-        mean[i] = m
-        square[i] = v
-        value[i] = f.adam(value[i], m, v, step, root, eps)
+        found = f.adam(value[i], mean[i], square[i], gradient[i], numbers)
+        value[i], mean[i], square[i] = found
 
 
 #: Numbers: lr, weight_decay. Without a decay its product would turn an infinite value into NaN.

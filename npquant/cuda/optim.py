@@ -52,8 +52,8 @@ def _sgd_momentum(slope: Callable[..., Any]) -> Update:
     def element(values: Any, numbers: Any) -> Any:
         gradient, value, buffer = values
         lr, weight_decay, momentum = numbers
-        b = f.sgd_momentum(buffer, slope(gradient, value, weight_decay), momentum)
-        return f.sgd(value, b, lr), b
+        g = slope(gradient, value, weight_decay)
+        return f.sgd_momentum(value, buffer, g, lr, momentum)
 
     return Update(element, f"sgd_momentum_{slope.__name__}")
 
@@ -61,10 +61,7 @@ def _sgd_momentum(slope: Callable[..., Any]) -> Update:
 @formula
 def _adam(values: Any, numbers: Any) -> Any:
     gradient, value, mean, square = values
-    rate1, beta2, rate2, step, root, eps = numbers
-    m = f.adam_mean(mean, gradient, rate1)
-    v = f.adam_square(square, gradient, beta2, rate2)
-    return f.adam(value, m, v, step, root, eps), m, v
+    return f.adam(value, mean, square, gradient, numbers)
 
 
 #: Numbers: lr, weight_decay. Without a decay its product would turn an infinite value into NaN.

@@ -33,9 +33,10 @@ def sgd(value: Any, g: Any, lr: Any) -> Any:
 
 
 @formula
-def sgd_momentum(buffer: Any, g: Any, momentum: Any) -> Any:
-    """momentum * buffer + g, each step rounded."""
-    return buffer * momentum + g
+def sgd_momentum(value: Any, buffer: Any, g: Any, lr: Any, momentum: Any) -> Any:
+    """`sgd` with momentum * buffer + g, each step of which is rounded; and that."""
+    b = buffer * momentum + g
+    return sgd(value, b, lr), b
 
 
 @formula
@@ -53,6 +54,8 @@ def adam_square(square: Any, g: Any, beta2: Any, rate: Any) -> Any:
 
 
 @formula
-def adam(value: Any, mean: Any, square: Any, step: Any, root: Any, eps: Any) -> Any:
-    """value + step * mean / (sqrt(square) / root + eps); `step` is negative."""
-    return value + step * mean / (sqrt(square) / root + eps)
+def adam(value: Any, mean: Any, square: Any, g: Any, numbers: Any) -> Any:
+    """value + step * mean / (sqrt(square) / root + eps), of new means; and these."""
+    rate1, beta2, rate2, step, root, eps = numbers
+    m, v = adam_mean(mean, g, rate1), adam_square(square, g, beta2, rate2)
+    return value + step * m / (sqrt(v) / root + eps), m, v
