@@ -27,7 +27,7 @@ from npquant.cpu.segments import (
 )
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
 from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
-from npquant.dtypes import FLOAT8, DType, bfloat16, bool_, float16
+from npquant.dtypes import FLOAT8, DType, bfloat16, bool_, compute, float16
 from npquant.layout import Granularity
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +53,11 @@ NUMBER_TYPES: dict[str, Any] = {
     "float64": types.float64,
     "wide": types.float64,
 }
+
+
+def number_type(dtype: DType) -> Any:
+    """The type of a number that data of `dtype` are computed with."""
+    return NUMBER_TYPES[compute(dtype).name]
 
 
 def past_pays(x: DType, y: DType, inner: int) -> bool:

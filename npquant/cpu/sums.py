@@ -32,13 +32,14 @@ from npquant.cpu.gradients import (
     short_of,
 )
 from npquant.cpu.lanes import TOGETHER, add_terms, folded
+from npquant.cpu.loops import NUMBER_TYPES, number_type
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import Borrowed, local
 from npquant.cpu.segments import Function
 from npquant.cpu.steps import in_steps
 from npquant.cpu.strided import VIEWS, every_second, room, taken
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, threads
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, array_types, threads
 from npquant.cpu.walk import (
     channel_pieces,
     contiguous,
@@ -308,11 +309,7 @@ class Gradients:
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
     data, y, sums = array_type(x), array_type(x.base), Borrowed(types.float64, 3, "A")
-    bound, number = (
-        types.float32 if code == "float32" else types.float64,
-        types.float64 if x == np.float64 else types.float32,
-    )
-    gradient = array_type(float32)
+    bound, number, gradient = NUMBER_TYPES[code], number_type(x), array_type(float32)
     return (
         types.intp, types.intp, types.intp, types.intp, types.intp, data, data,
         array_type(scale), array_type(zero_point), bound, bound, number, y, sums, gradient,
@@ -442,11 +439,8 @@ class Total:
 
 
 def _total_signature(*dtypes: Any) -> Types:
-    number = types.float64 if dtypes[0] == np.float64 else types.float32
-    return (
-        types.intp, types.intp, types.Tuple([array_type(d) for d in dtypes]), number,
-        array_type(float64),
-    )  # fmt: skip
+    data = types.Tuple(array_types(*dtypes))
+    return types.intp, types.intp, data, number_type(dtypes[0]), array_type(float64)
 
 
 def _total_apart_signature(*dtypes: Any) -> Types:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from npquant.cpu.loops import NUMBER_TYPES, number_type
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.lanes import TEAMS, Strips, lanes_of, runs_of, teams_of, total_of
 from npquant.cuda.reduce import Shape, divided
@@ -154,10 +155,7 @@ def _vectors_of_teams(shape: Shape, width: int, itemsize: int) -> int:
 
 
 def _gradient_types(x: Any, scale: Any, zero_point: Any, code: Any, first: Any, last: Any) -> Types:
-    data, bound, number = (
-        pointer(x), types.float32 if code == "float32" else types.float64,
-        types.float64 if x == np.float64 else types.float32,
-    )  # fmt: skip
+    data, bound, number = pointer(x), NUMBER_TYPES[code], number_type(x)
     return (
         data, data, pointer(scale), pointer(zero_point), bound, bound, number, data,
         pointer(first), pointer(last), types.int64, types.int64,
@@ -325,6 +323,5 @@ class Total:
 
     def _make(self, width: int, *dtypes: Any) -> tuple[Callable[..., None], Types]:
         kernel = total_of(self._element, width)
-        number = types.float64 if dtypes[0] == np.float64 else types.float32
-        data = types.Tuple(list(map(pointer, dtypes)))
+        data, number = types.Tuple(list(map(pointer, dtypes))), number_type(dtypes[0])
         return kernel, (types.int64, data, number, types.CPointer(types.float64))
