@@ -1087,7 +1087,7 @@ def test_rows_that_are_more_than_blocks():
     """Such are chosen for by one kernel and quantized by another, which count rows otherwise."""
     args = (np.dtype(np.float16), (-128, 127), 1e-5, (), (), (-128, 127, 0), "float32", np.int8)
     for rows, taken in ((2**31 - 1, True), (2**31, False)):
-        found = dynamic.fast_path("dynamic_per_token", (rows, 4), *args)
+        found = dynamic.dynamic_per_token.at_once((rows, 4), *args)
         assert (found is not None) == taken
 
 

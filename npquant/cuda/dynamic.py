@@ -40,6 +40,30 @@ class Dynamic:
         name = f"dynamic_{choose.formula.__name__}"
         self.kernel = Kernel(self._make, name, lambda *key: Team(*key[-3:]).block)
 
+    def at_once(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], bounds: tuple[int, int], eps: float,
+        results: tuple[int, ...], kinds: tuple[Any, Any], constants: tuple[Any, ...], code: str,
+        target: np.dtype[Any],
+    ) -> Callable[[DeviceArray], tuple[Any, Any, Any] | None] | None:  # fmt: skip
+        """A function of rows of this shape and dtype, as `fast_dynamic` of ops/fast_path.py makes.
+
+        None where no team fits.
+        """
+        n, inner = prod(shape), shape[-1] if shape else 1
+        if n == 0 or not Team.fits(inner, dtype.itemsize) or n // inner > MOST:
+            return None
+
+        def call(x: DeviceArray) -> tuple[Any, Any, Any] | None:
+            if not x.contiguous:
+                return None
+            y, scale, zero_point = (
+                x.new(shape, target), x.new(results, kinds[0]), x.new(results, kinds[1]),
+            )  # fmt: skip
+            self(x, bounds, eps, constants, code, scale, zero_point, y)
+            return y.owner, scale.owner, zero_point.owner
+
+        return call
+
     def __call__(
         self, x: DeviceArray, bounds: tuple[int, int], eps: float, constants: tuple[Any, ...],
         code: str, scale: DeviceArray, zero_point: DeviceArray, y: DeviceArray,
@@ -165,29 +189,3 @@ _NO_GUESS = Guess(lambda x, scale: True, _no_qparams, _no_code)
 
 dynamic_per_token = Dynamic(choose_per_token, quantize_per_token, *SYMMETRIC)
 dynamic_per_token_asymmetric = Dynamic(choose_per_token_asymmetric, quantize_per_token, *ASYMMETRIC)
-
-
-def fast_path(
-    kernel: str, shape: tuple[int, ...], dtype: np.dtype[Any], bounds: tuple[int, int], eps: float,
-    results: tuple[int, ...], kinds: tuple[Any, Any], constants: tuple[Any, ...], code: str,
-    target: np.dtype[Any],
-) -> Callable[[DeviceArray], tuple[Any, Any, Any] | None] | None:  # fmt: skip
-    """A function of rows of this shape and dtype, as `fast_dynamic` of ops/fast_path.py makes."""
-    n, inner = prod(shape), shape[-1] if shape else 1
-    if n == 0 or not Team.fits(inner, dtype.itemsize) or n // inner > MOST:
-        return None
-    run = {
-        "dynamic_per_token": dynamic_per_token,
-        "dynamic_per_token_asymmetric": dynamic_per_token_asymmetric,
-    }[kernel]
-
-    def call(x: DeviceArray) -> tuple[Any, Any, Any] | None:
-        if not x.contiguous:
-            return None
-        y, scale, zero_point = (
-            x.new(shape, target), x.new(results, kinds[0]), x.new(results, kinds[1]),
-        )  # fmt: skip
-        run(x, bounds, eps, constants, code, scale, zero_point, y)
-        return y.owner, scale.owner, zero_point.owner
-
-    return call

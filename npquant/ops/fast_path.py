@@ -464,8 +464,8 @@ def fast_dynamic(
         from npquant.cuda import dynamic as on_gpu
 
         code = dtypes.compute(dtype).name
-        found: Dynamic | None = on_gpu.fast_path(
-            kernel, shape, dtype, bounds, eps, results, kinds, constants, code, target
+        found: Dynamic | None = getattr(on_gpu, kernel).at_once(
+            shape, dtype, bounds, eps, results, kinds, constants, code, target
         )
         again = repeated(kind, anew)
 
