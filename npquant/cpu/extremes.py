@@ -6,7 +6,6 @@ of one channel, or of channels that lie side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from npquant.cpu.memory import (
     fetch,
     from_line,
 )
+from npquant.cpu.segments import Function
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, VIEWS, gather, place, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
@@ -41,9 +41,7 @@ WIDE = 1024
 MANY = 1 << 15
 
 
-def _run(
-    low: Callable[..., Any], high: Callable[..., Any], fetched: bool = FETCHED_TO_READ
-) -> Callable[..., Any]:
+def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Function:
     """The keys after a run of `n` more elements."""
 
     def run(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
@@ -62,6 +60,144 @@ def _run(
     return called(run)  # type: ignore[no-any-return]
 
 
+def _runs_of(low: Function, high: Function, run_on: Function) -> Function:
+    """The loop of tiles of channels."""
+
+    def runs(
+        begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
+        least: Any, greatest: Any,
+    ) -> None:  # fmt: skip
+        """Tasks (channel, tile): the least and the greatest key of each."""
+        tiles = least.shape[1]
+        for task in range(begin, end):
+            c = task // tiles
+            tile = task - c * tiles
+            left = min(count - tile * TILE, TILE)
+            row = tile * TILE // inner
+            i = tile * TILE - row * inner
+            v = x[(row * channels + c) * inner + i]
+            lo, hi = low(v), high(v)
+            while left > 0:
+                m = min(inner - i, left)
+                lo, hi = run_on(x, (row * channels + c) * inner + i, m, lo, hi)
+                left -= m
+                row += 1
+                i = 0
+            least[c, tile] = lo
+            greatest[c, tile] = hi
+
+    return runs
+
+
+def _short_of(folded: Function) -> Function:
+    """The loop of rows that are folded."""
+
+    def short(begin: Any, end: Any, inner: Any, x: Any, least: Any, greatest: Any) -> None:
+        """Tasks (row): the least and the greatest of each."""
+        folded(x, begin, end - begin, inner, least, greatest, begin)
+
+    return short
+
+
+def _beside_of(low: Function, high: Function) -> Function:
+    """The loop of channels that lie side by side."""
+
+    def beside(
+        begin: Any, end: Any, run: Any, beside: Any, rows: Any, x: Any,
+        least: Any, greatest: Any,
+    ) -> None:  # fmt: skip
+        """Tasks (span, tile of so many rows): the least and the greatest key of every column.
+
+        Some rows are seen as one, or a loop would be as short as a row. What is found lies as
+        the columns do, a row for each tile.
+        """
+        tiles = least.shape[0]
+        most = beside
+        while 2 * most <= WIDE:
+            most *= 2
+        lo, hi = from_line(most, least), from_line(most, least)
+        for task in range(begin, end):
+            a = task // tiles
+            tile = task - a * tiles
+            n = (min(run, (tile + 1) * rows) - tile * rows) * beside
+            width = most
+            while width > n:
+                width //= 2
+            first = np.uintp((a * run + tile * rows) * beside)
+            for k in range(np.uintp(width)):
+                lo[k], hi[k] = low(x[first + k]), high(x[first + k])
+            whole = width + (n - width) // (4 * width) * 4 * width
+            by = np.uintp(width)
+            for start in range(width, whole, 4 * width):
+                base = first + np.uintp(start)
+                for k in range(by):
+                    p, q = x[base + k], x[base + by + k]
+                    r, s = x[base + by + by + k], x[base + by + by + by + k]
+                    lo[k] = min(lo[k], min(min(low(p), low(q)), min(low(r), low(s))))
+                    hi[k] = max(hi[k], max(max(high(p), high(q)), max(high(r), high(s))))
+            for start in range(whole, n, width):
+                base = first + np.uintp(start)
+                for k in range(np.uintp(min(width, n - start))):
+                    lo[k] = min(lo[k], low(x[base + k]))
+                    hi[k] = max(hi[k], high(x[base + k]))
+            while width > beside:  # halves are folded
+                width //= 2
+                half = np.uintp(width)
+                for k in range(half):
+                    lo[k] = min(lo[k], lo[half + k])
+                    hi[k] = max(hi[k], hi[half + k])
+            column = np.uintp(a * beside)
+            for c in range(np.uintp(beside)):
+                least[tile, column + c], greatest[tile, column + c] = lo[c], hi[c]
+
+    return beside
+
+
+def _apart_of(low: Function, high: Function, run_on: Function) -> Function:
+    """The loop of tiles of data that are not flat."""
+
+    def apart(
+        begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
+    ) -> None:
+        """Tasks (channel, tile)."""
+        tiles = least.shape[1]
+        packed = np.empty(TILE, x.dtype)
+        for task in range(begin, end):
+            c = task // tiles
+            tile = task - c * tiles
+            m = min(count - tile * TILE, TILE)
+            first = c * count + tile * TILE
+            i = place(view, first, m)
+            if i >= 0:
+                lo, hi = low(x[i]), high(x[i])
+                least[c, tile], greatest[c, tile] = run_on(x, i, m, lo, hi)
+            else:
+                gather(x, view, first, m, packed, 0)
+                lo, hi = low(packed[0]), high(packed[0])
+                least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
+
+    return apart
+
+
+def _short_apart_of(folded: Function) -> Function:
+    """The loop of rows that are folded, of data that are not flat."""
+
+    def short_apart(
+        begin: Any, end: Any, views: Any, inner: Any, x: Any, least: Any, greatest: Any
+    ) -> None:
+        """Tasks (row)."""
+        some = GRAIN // inner
+        packed = room(x, some * inner)
+        while begin < end:
+            m = up_to_row(views, begin * inner, min(some, end - begin) * inner)
+            n = max(1, m // inner)  # a row may be several of memory
+            u = taken(x, views, 0, begin * inner, n * inner, packed, None)
+            folded(u, 0, n, inner, least, greatest, begin)
+            begin += n
+
+    return short_apart
+
+
 class Extremes:
     """x -> the least and the greatest element of each channel, in one pass.
 
@@ -73,128 +209,19 @@ class Extremes:
         Whether what comes next of an array beyond the caches is.
     """
 
-    def __init__(
-        self, low: Callable[..., Any], high: Callable[..., Any], fetched: bool = FETCHED_TO_READ
-    ) -> None:
+    def __init__(self, low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> None:
         run_on, folded = _run(low, high, fetched), ranges_by_folding(fetched)
-
-        def runs(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
-            least: Any, greatest: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (channel, tile): the least and the greatest key of each."""
-            tiles = least.shape[1]
-            for task in range(begin, end):
-                c = task // tiles
-                tile = task - c * tiles
-                left = min(count - tile * TILE, TILE)
-                row = tile * TILE // inner
-                i = tile * TILE - row * inner
-                v = x[(row * channels + c) * inner + i]
-                lo, hi = low(v), high(v)
-                while left > 0:
-                    m = min(inner - i, left)
-                    lo, hi = run_on(x, (row * channels + c) * inner + i, m, lo, hi)
-                    left -= m
-                    row += 1
-                    i = 0
-                least[c, tile] = lo
-                greatest[c, tile] = hi
-
-        def short(begin: Any, end: Any, inner: Any, x: Any, least: Any, greatest: Any) -> None:
-            """Tasks (row): the least and the greatest of each, which is folded."""
-            folded(x, begin, end - begin, inner, least, greatest, begin)
-
-        def beside(
-            begin: Any, end: Any, run: Any, beside: Any, rows: Any, x: Any,
-            least: Any, greatest: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (span, tile of so many rows): the least and the greatest key of every column.
-
-            Some rows are seen as one, or a loop would be as short as a row. What is found lies as
-            the columns do, a row for each tile.
-            """
-            tiles = least.shape[0]
-            most = beside
-            while 2 * most <= WIDE:
-                most *= 2
-            lo, hi = from_line(most, least), from_line(most, least)
-            for task in range(begin, end):
-                a = task // tiles
-                tile = task - a * tiles
-                n = (min(run, (tile + 1) * rows) - tile * rows) * beside
-                width = most
-                while width > n:
-                    width //= 2
-                first = np.uintp((a * run + tile * rows) * beside)
-                for k in range(np.uintp(width)):
-                    lo[k], hi[k] = low(x[first + k]), high(x[first + k])
-                whole = width + (n - width) // (4 * width) * 4 * width
-                by = np.uintp(width)
-                for start in range(width, whole, 4 * width):
-                    base = first + np.uintp(start)
-                    for k in range(by):
-                        p, q = x[base + k], x[base + by + k]
-                        r, s = x[base + by + by + k], x[base + by + by + by + k]
-                        lo[k] = min(lo[k], min(min(low(p), low(q)), min(low(r), low(s))))
-                        hi[k] = max(hi[k], max(max(high(p), high(q)), max(high(r), high(s))))
-                for start in range(whole, n, width):
-                    base = first + np.uintp(start)
-                    for k in range(np.uintp(min(width, n - start))):
-                        lo[k] = min(lo[k], low(x[base + k]))
-                        hi[k] = max(hi[k], high(x[base + k]))
-                while width > beside:  # halves are folded
-                    width //= 2
-                    half = np.uintp(width)
-                    for k in range(half):
-                        lo[k] = min(lo[k], lo[half + k])
-                        hi[k] = max(hi[k], hi[half + k])
-                column = np.uintp(a * beside)
-                for c in range(np.uintp(beside)):
-                    least[tile, column + c], greatest[tile, column + c] = lo[c], hi[c]
-
-        def apart(
-            begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
-        ) -> None:
-            """As `runs`, of data that are not flat."""
-            tiles = least.shape[1]
-            packed = np.empty(TILE, x.dtype)
-            for task in range(begin, end):
-                c = task // tiles
-                tile = task - c * tiles
-                m = min(count - tile * TILE, TILE)
-                first = c * count + tile * TILE
-                i = place(view, first, m)
-                if i >= 0:
-                    lo, hi = low(x[i]), high(x[i])
-                    least[c, tile], greatest[c, tile] = run_on(x, i, m, lo, hi)
-                else:
-                    gather(x, view, first, m, packed, 0)
-                    lo, hi = low(packed[0]), high(packed[0])
-                    least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
-
-        def short_apart(
-            begin: Any, end: Any, views: Any, inner: Any, x: Any, least: Any, greatest: Any
-        ) -> None:
-            """As `short`, of data that are not flat."""
-            some = GRAIN // inner
-            packed = room(x, some * inner)
-            while begin < end:
-                m = up_to_row(views, begin * inner, min(some, end - begin) * inner)
-                n = max(1, m // inner)  # a row may be several of memory
-                u = taken(x, views, 0, begin * inner, n * inner, packed, None)
-                folded(u, 0, n, inner, least, greatest, begin)
-                begin += n
-
-        self._runs = Kernel(runs, f"extremes_{low.__name__}_runs", _extremes_signature)
+        name = f"extremes_{low.__name__}"
+        self._runs = Kernel(_runs_of(low, high, run_on), f"{name}_runs", _extremes_signature)
         #: Of rows that are folded, of which the least and the greatest key are of one function.
         self.short: Any = None
         if low is high is key:
-            name = f"extremes_{low.__name__}_short"
-            self.short = Kernel(short, name, _short_signature)
-            self._short_apart = Kernel(short_apart, f"{name}_apart", _short_apart_signature)
-        self._apart = Kernel(apart, f"extremes_{low.__name__}_apart", _apart_signature)
-        self._beside = Kernel(beside, f"extremes_{low.__name__}_beside", _beside_signature)
+            self.short = Kernel(_short_of(folded), f"{name}_short", _short_signature)
+            self._short_apart = Kernel(
+                _short_apart_of(folded), f"{name}_short_apart", _short_apart_signature
+            )
+        self._apart = Kernel(_apart_of(low, high, run_on), f"{name}_apart", _apart_signature)
+        self._beside = Kernel(_beside_of(low, high), f"{name}_beside", _beside_signature)
 
     def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
         dtype: Any = x.dtype
