@@ -1,8 +1,8 @@
 """The short way of a call: what does not depend on the data is found once, the rest is one kernel.
 
 That kernel looks at the qparams, and computes; of whatever it does not take as it is, the op goes
-the long way. Elementwise ops of any size go it, the learnable backward of most arrays, and other
-reductions of small ones.
+the long way. Elementwise ops of any size go it, rows whose qparams are chosen from them, the
+learnable backward of most arrays, and other reductions of small ones.
 """
 
 from __future__ import annotations
