@@ -150,15 +150,17 @@ class Elementwise:
         Whole runs of a length that has a loop of its own stay what they were.
         """
 
-        def first(segment: Callable[..., Any], of: str, other: Kernel, wide: bool = True) -> Kernel:
-            kernel = Kernel(segment, f"{name}_{of}", _RUNS, self._work, full_width=wide)
+        def first(
+            segment: Callable[..., Any], of: str, other: Kernel, full_width: bool = True
+        ) -> Kernel:
+            kernel = Kernel(segment, f"{name}_{of}", _RUNS, self._work, full_width)
             return Either(which, kernel, other)
 
         self._runs = first(runs, "runs", self._runs)
         if blocks is not None:
             self._blocks[OF_BLOCKS] = first(blocks, "blocks", self._blocks[OF_BLOCKS])
         if past is not None:
-            self._runs_past = first(past, "runs_past", self._runs_past, wide=False)
+            self._runs_past = first(past, "runs_past", self._runs_past, full_width=False)
 
     def run(
         self,

@@ -327,7 +327,8 @@ def views_in_boxes(
     if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
         return None
     moved = [_channels_first(granularity, a) for a in arrays]
-    memories, views = [strided.memory(a) for a in moved], strided.views(tuple(moved), never)
+    memories = [strided.memory(a) for a in moved]
+    views = strided.views(tuple(moved), flat=lambda a: False)
     count = size // granularity.channels
     rows = strided.BLOCK * max(map(strided.crossed, moved))
     if rows <= most:
@@ -348,10 +349,6 @@ def views_in_boxes(
         boxes[:, 3 + a] = views[:, 1 + a]
         boxes[:, 3 + a, 0] = least
     return boxes, some, tile, length, memories
-
-
-def never(a: Array) -> bool:
-    return False
 
 
 def _as_they_lie(
