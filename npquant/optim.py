@@ -12,7 +12,7 @@ import numpy as np
 
 from npquant import backend, checks
 from npquant.arithmetic import copy, full_like, is_array
-from npquant.dtypes import SINGLE_AND_DOUBLE
+from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
 from npquant.state import remade, seen, takes_state
 
@@ -29,6 +29,8 @@ class _Optimizer:
     _arrays: tuple[str, ...]
     #: Those of them that are never negative.
     _squares: tuple[str, ...] = ()
+    #: The options that must be finite in the dtype of a parameter, in which they are used.
+    _factors: tuple[str, ...] = ("lr",)
 
     def __init__(self, params: Iterable[Any]) -> None:
         self.params = _listed(params, "params", "arrays and Parameters")
@@ -67,13 +69,19 @@ class _Optimizer:
         ValueError
             If there is not one gradient for each parameter, or their shapes differ, or a parameter
             has another shape or dtype than at its last step, or a gradient overlaps its parameter
-            and is not the same array. Nothing has been updated then.
+            and is not the same array, or a float32 does not hold `lr` or the weight decay of a
+            parameter of that dtype. Nothing has been updated then.
         """
         given = _listed(gradients, "gradients", "arrays, one for each parameter")
         if len(given) != len(self.params):
             raise ValueError(
                 f"gradients must be {len(self.params)}, one for each parameter, got {len(given)}"
             )
+        if len(self._state) != len(self.params):
+            raise ValueError(
+                f"params must stay the {len(self._state)} that there were, got {len(self.params)}"
+            )
+        large = [name for name in self._factors if getattr(self, name) >= checks.BEYOND[float32]]
         pairs: list[tuple[int, Array, Array]] = []
         for i, gradient in enumerate(given):
             if gradient is not None:
@@ -84,6 +92,8 @@ class _Optimizer:
                     )
                 found = checks.same(gradient, f"gradients[{i}]", value, data=f"params[{i}]")
                 checks.itself_or_apart(value, f"params[{i}]", found, f"gradients[{i}]")
+                for name in large if value.dtype == float32 else ():
+                    checks.finite_float32(getattr(self, name), name)
                 pairs.append((i, value, found))
         # All memory first: where there is none, nothing has been updated.
         states = [self._state[i] or self._begun(value) for i, value, _ in pairs]
@@ -247,7 +257,7 @@ class SGD(_Optimizer):
     params : iterable
         What is updated in place: arrays of float32 or float64, or objects whose ``value`` is one.
         For a single one a list of it: an array is not taken for its rows.
-    lr : float
+    lr : float, default 1e-3
         Learning rate, at least 0.
     momentum : float, default 0
         Share of the buffer that stays, at least 0.
@@ -286,6 +296,7 @@ class SGD(_Optimizer):
 
     _options = ("lr", "momentum", "weight_decay")
     _arrays = ("momentum_buffer",)
+    _factors = ("lr", "weight_decay")
     lr: float
     momentum: float
     weight_decay: float
@@ -293,7 +304,7 @@ class SGD(_Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
+        lr: float = 1e-3,
         momentum: float = 0,
         *,
         weight_decay: float = 0,

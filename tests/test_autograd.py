@@ -1029,10 +1029,31 @@ REFUSED = {
         TypeError,
         "backward must be callable",
     ),
+    "padding beyond any array": (
+        lambda: ag.conv2d(np.zeros((1, 1, 3, 3)), np.zeros((1, 1, 1, 1)), padding=2**30),
+        ValueError,
+        "padding must give images that an array can hold, got \\(1073741824, 1073741824\\)",
+    ),
+    "an array of strides": (
+        lambda: ag.conv2d(np.zeros((1, 1, 3, 3)), np.zeros((1, 1, 1, 1)), stride=np.ones(2, int)),
+        ValueError,
+        "stride must be an integer or a tuple of two, got an array",
+    ),
     "a parameter of a list": (lambda: ag.Parameter([1.0]), TypeError, "value must be a NumPy"),
     "a parameter of integers": (lambda: ag.Parameter(np.ones(2, int)), TypeError, "value .* int64"),
     "a parameter's name": (lambda: ag.Parameter(X, 3), TypeError, "name must be a string"),
 }
+
+
+def test_no_underflow_is_an_error():
+    """However NumPy is told to take it: it is part of the results."""
+    x = np.array([[1000, -1000, 0]], F32)
+    scale = np.full(3, 1e-40)
+    with np.errstate(all="raise"):
+        assert ag.sigmoid(x).tolist() == [[1, 0, 0.5]]
+        assert ag.softmax_cross_entropy(x, np.array([0])) == 0
+        y = nq.fake_quantize_per_channel_affine(x, scale, np.zeros(3, int), 1, -8, 7)
+    assert_same(y, nq.fake_quantize_per_channel_affine(x, scale, np.zeros(3, int), 1, -8, 7))
 
 
 @pytest.mark.parametrize("case", REFUSED)

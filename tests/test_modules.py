@@ -1228,6 +1228,52 @@ def test_other_channels_than_before():
         same_state(module, before)
 
 
+def test_other_channels_than_those_of_the_scale():
+    """While nothing is observed: in terms of the module, not of its op."""
+    module = FakeQuantize(PerChannelMinMaxObserver, qscheme="per_channel_affine")
+    module(data((3, 4)))
+    module.disable_observer()
+    with pytest.raises(ValueError, match="x must have 3 channels along ch_axis 0, as scale has"):
+        module(data((2, 4)))
+    with pytest.raises(ValueError, match=r"ch_axis must be an axis of x, of shape \(\), got 0"):
+        module(np.array(1.0, np.float32))
+    module.scale[:] = np.nan  # that of its channels
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        module(data((3, 4)))
+    for options, count in (({}, 4), ({"per_token": True}, 4), ({"group_size": 2}, 8)):
+        learned = LearnableFakeQuantize(
+            PerChannelMinMaxObserver, qscheme="per_channel_affine", channel_len=3, **options
+        )
+        learned.enable_param_learning()
+        words = f"channel_len must be the number of channels, {count}, got 3"
+        with pytest.raises(ValueError, match=words):
+            learned(data((4, 4)))
+        with pytest.raises(ValueError, match=r"must have the shape|channel_len must be"):
+            learned(nq.ArraySpec((4, 4), np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_no_rounding_is_made_of_what_is_not_finite(value):
+    module = AdaroundFakeQuantizer()
+    module.disable_observer()
+    with pytest.raises(ValueError, match="x must be finite"):
+        module(np.array([value, 0.3], np.float32))
+    assert module.V.value.size == 0
+    assert module(np.array([0.2, 0.3], np.float32)).shape == (2,)
+
+
+def test_a_child_is_an_observer():
+    module = FakeQuantize()
+    for other in (FakeQuantize(), 3):
+        with pytest.raises(TypeError, match="activation_post_process must be an Observer, got"):
+            module.activation_post_process = other
+    state = {**vars(module), "activation_post_process": FakeQuantize()}
+    with pytest.raises(ValueError, match="activation_post_process must be an Observer, got"):
+        object.__new__(FakeQuantize).__setstate__(state)
+    module.activation_post_process = MovingAverageMinMaxObserver()
+    assert module(np.ones(3, np.float32)).shape == (3,)
+
+
 # --- documentation ----------------------------------------------------------------------------
 
 

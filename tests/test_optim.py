@@ -486,6 +486,34 @@ def test_wrong_gradients():
             optimizer.step(wrong)
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (SGD, {"lr": 1e300}), (SGD, {"lr": 0.1, "weight_decay": 1e39}), (Adam, {"lr": 1e300}),
+        (SGD, {"lr": 1e39, "momentum": 0.9}),
+    ],
+)  # fmt: skip
+def test_options_that_no_float32_holds(make, options):
+    """For parameters of float32, as in PyTorch; nothing is updated, nor what comes first."""
+    name = list(options)[options.get("lr") == 0.1]
+    one, other = np.ones(3), np.ones(2, F32)
+    optimizer = make([one, other], **options)
+    gradients = [np.ones(3), np.ones(2, F32)]
+    with pytest.raises(ValueError, match=f"{name} must be finite in float32, got 1e"):
+        optimizer.step(gradients)
+    assert (one == 1).all()
+    assert (other == 1).all()
+    optimizer.step([gradients[0], None])
+    assert (one < 1).all()
+
+
+def test_parameters_that_were_added():
+    optimizer = SGD([np.ones(2)])
+    optimizer.params.append(np.ones(3))
+    with pytest.raises(ValueError, match="params must stay the 1 that there were, got 2"):
+        optimizer.step([np.ones(2), np.ones(3)])
+
+
 def test_a_parameter_that_changed():
     parameter = SimpleNamespace(value=np.ones(3, F32))
     optimizer = Adam([parameter])

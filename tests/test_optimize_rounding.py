@@ -606,6 +606,9 @@ W, X, B = normal(0, 2, 4), normal(1, 20, 4), normal(2, 2)
 GRID, GRAM = Grid(0.5, 0, -8, 7), X.T @ X
 NAN = np.full((2, 4), np.nan, F32)
 
+#: Its first two rows and columns have an eigenvalue of -1.
+INDEFINITE = np.eye(4) + np.diag([2, 0, 0], 1) + np.diag([2, 0, 0], -1)
+
 ERRORS = {
     "layers of nothing": ({"layers": []}, ValueError, "layers must have a Linear or a Conv2d"),
     "layers of functions": ({"layers": [ag.relu]}, ValueError, "layers must have a Linear"),
@@ -711,6 +714,16 @@ ERRORS = {
     "a Gram of floats with a negative square": (
         {"inputs": Gram(GRAM, GRAM, np.diag(np.array([1, 2, 3, -0.5])))}, ValueError,
         "inputs.floats must have sums of squares on its diagonal, got -0.5"),
+    "a Gram of no inputs": (
+        {"layers": Linear(np.array([[1, -1, 0, 0]], F32)), "inputs": Gram(1.0 * INDEFINITE)},
+        ValueError, "inputs must be sums of products of inputs, which have no negative eigenvalue"),
+    "a Gram of no inputs that judges": (
+        {"layers": Linear(np.array([[1, -1, 0, 0]], F32)), "inputs": Gram(np.eye(4)),
+         "held_out": Gram(1.0 * INDEFINITE)},
+        ValueError, "held_out must be sums of products of inputs"),
+    "an activation that takes more": (
+        {"layers": Linear(W, B, ag.max_pool2d)}, TypeError,
+        "layers[0].activation must take what the layer gives: max_pool2d() missing"),
     "a Gram that judges with a negative square": (
         {"inputs": Gram(GRAM), "held_out": Gram(-GRAM)}, ValueError,
         "held_out.inputs must have sums of squares on its diagonal"),

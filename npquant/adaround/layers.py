@@ -268,7 +268,11 @@ def check_fit(chain: list[Any], x: Array) -> None:
             y = ag.call(replace(layer, activation=None), row)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name} must fit rows of shape {row.shape[1:]}: {error}") from None
-        row = _activated(layer, ag.call, y)
+        try:
+            row = _activated(layer, ag.call, y)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{name}.activation must take what the layer gives: {error}") from error
 
 
 def checked_rows(value: Any, name: str) -> Array:

@@ -406,6 +406,11 @@ class _Moments:
         w = weight.astype(np.float64)
         rest = np.vdot(w @ (g - cross - cross.T + floats), w)
         power = np.vdot(w @ floats, w)
+        if power < 0:
+            raise ValueError(
+                f"{name} must be sums of products of inputs, which have no negative eigenvalue; "
+                f"got outputs whose mean square is {power}"
+            )
         found = cls(weight, g[None], (g - cross.T)[None], float(rest), float(power))
         found.check(name, bool(g.any()))
         return found

@@ -18,6 +18,8 @@ Pair = tuple[int, int]
 
 #: Of what images have along an axis.
 _MOST = 2**31 - 1
+#: Bytes of an array at most.
+_MOST_BYTES = 2**63 - 1
 
 
 def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -294,7 +296,8 @@ def sigmoid(input: Array) -> Array:
     array([0.5, 0. , 1. ])
     """
     x = _floats(input, "input")
-    e = np.exp(-np.abs(x))
+    with np.errstate(under="ignore"):
+        e = np.exp(-np.abs(x))
     return np.asarray(np.where(x < 0, e, x.dtype.type(1)) / (1 + e))
 
 
@@ -591,7 +594,10 @@ def padded(x: Array, padding: Pair, fill: float = 0) -> Array:
     if padding == (0, 0):
         return x
     (up, left), (n, c, height, width) = padding, x.shape
-    wide = np.full((n, c, height + 2 * up, width + 2 * left), fill, x.dtype)
+    shape = n, c, height + 2 * up, width + 2 * left
+    if math.prod(shape) * x.itemsize > _MOST_BYTES:
+        raise ValueError(f"padding must give images that an array can hold, got {padding}")
+    wide = np.full(shape, fill, x.dtype)
     wide[:, :, up : up + height, left : left + width] = x
     return wide
 
@@ -676,7 +682,8 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(f"target must lie within 0..{classes - 1}, got {labels.min()}.."
                          f"{labels.max()}")  # fmt: skip
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite differences, as in PyTorch
+    # Infinite differences are as in PyTorch.
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         y = logits - logits.max(axis=1, keepdims=True)
         y -= np.log(np.exp(y).sum(axis=1, keepdims=True))
     return _mean(-y[np.arange(rows), labels], logits), y
@@ -736,8 +743,8 @@ def _bias(value: Any, outputs: int, x: Array) -> Array:
 def _pair(value: Any, name: str, least: int) -> Pair:
     """Two integers; one stands for both."""
     both = value if isinstance(value, (tuple, list)) else (value, value)
-    if len(both) != 2:
-        raise ValueError(f"{name} must be an integer or two, got {show(value)}")
+    if len(both) != 2 or (isinstance(value, np.ndarray) and value.size != 1):
+        raise ValueError(f"{name} must be an integer or a tuple of two, got {show(value)}")
     first, second = (checks.within(v, name, least, _MOST) for v in both)
     return first, second
 

@@ -277,5 +277,5 @@ def cast(p: Array, dtype: DType) -> Array:
         return cast_on_device(p, dtype)
     if p.dtype != dtypes.float64 and dtype in _HOLDING:
         return p.astype(dtype)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         return p.astype(dtype)

@@ -157,6 +157,8 @@ class AdaroundFakeQuantizer(FakeQuantize):
         if observing:
             self._observe(data)
         if not self._decided and (enabled or observing):
+            if isinstance(data, np.ndarray):  # on a GPU nobody looks
+                checks.finite_array(data, "x")
             scale = beside(data, self.scale)
             self.V.value = nq.adaround_init(value_of(x), scale, **self._where())
         if not enabled:

@@ -21,6 +21,7 @@ from npquant.modules.observers import (
     Observer,
 )
 from npquant.ops.fused import SMALL_SCALE
+from npquant.state import seen
 
 _FLOAT, _INT32 = dtypes.float32, dtypes.int32
 _SWITCH = np.dtype(np.uint8)
@@ -74,6 +75,10 @@ class FakeQuantizeBase(Module):
         self.is_per_channel = self.qscheme not in PER_TENSOR
         for name in self._switches:
             self._switch(name, True)
+
+    def _check_module(self, name: str, value: Any) -> None:
+        if not isinstance(value, Observer):
+            raise TypeError(f"{name} must be an Observer, got {seen(value)}")
 
     # --- switches -----------------------------------------------------------------------------
 
@@ -286,9 +291,23 @@ class FakeQuantize(FakeQuantizeBase):
         else:
             qparams = beside(data, self.scale), beside(data, self.zero_point)
         bounds = self.quant_min, self.quant_max
-        if self.is_per_channel:
+        if not self.is_per_channel:
+            return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
+        try:
             return call(nq.fake_quantize_per_channel_affine, x, *qparams, self.ch_axis, *bounds)
-        return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
+        except ValueError:
+            self._check_channels(data)
+            raise
+
+    def _check_channels(self, x: Array) -> None:
+        """Refuse what has other channels, in terms of the module."""
+        channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        (scales,), _ = kind(self.scale)
+        if channels != scales:
+            raise ValueError(
+                f"x must have {scales} channels along ch_axis {self.ch_axis}, as scale has, "
+                f"got {channels}"
+            ) from None
 
     def _of_spec(self, x: ArraySpec) -> tuple[Any, Any]:
         """Qparams as an array of this shape will have them."""

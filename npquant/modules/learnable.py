@@ -318,10 +318,15 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         if not self._on("learning_enabled"):
             scale = self.scale.value
         step, before, after = self._step()
-        return call(
-            step, x, scale, zero_point, *before, self.quant_min, self.quant_max, *after,
-            self._grad_factor(data.size), zero_point_rounding=self.zero_point_rounding,
-        )  # fmt: skip
+        try:
+            return call(
+                step, x, scale, zero_point, *before, self.quant_min, self.quant_max, *after,
+                self._grad_factor(data.size), zero_point_rounding=self.zero_point_rounding,
+            )  # fmt: skip
+        except ValueError:
+            if not isinstance(data, ArraySpec):
+                self._check_channels(self._rows(data))
+            raise
 
     def _step(self) -> tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]:
         """The op, and what stands before and after its bounds."""
@@ -383,19 +388,23 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _estimate(self, x: Array) -> None:
         """Observe `x`, and take scale and zero point from it."""
         seen = self._rows(x)
-        count = 1
-        if self.is_per_channel:
-            count = seen.shape[checks.axis_of(self.ch_axis, seen, "ch_axis", "x")]
-        if kind(self.scale.value)[0] != (count,):
-            raise ValueError(
-                f"channel_len must be the number of channels, {count}, got {self.channel_len}"
-            )
+        self._check_channels(seen)
         if self.init != "observer" and not isinstance(x, np.ndarray):
             raise TypeError(f"x must be a NumPy array to estimate by {self.init!r}, got {show(x)}")
         qparams = self._seen(seen, None if self.init == "observer" else self._chosen(seen))
         if qparams is not None:
             scale, zero_point = (astype(v, _FLOAT) for v in qparams)
             self.scale.value, self.zero_point.value = scale, zero_point
+
+    def _check_channels(self, x: Array) -> None:
+        """Refuse data whose channels are not those of the scale."""
+        count = 1
+        if self.is_per_channel:
+            count = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        if kind(self.scale.value)[0] != (count,):
+            raise ValueError(
+                f"channel_len must be the number of channels, {count}, got {self.channel_len}"
+            ) from None
 
     def _chosen(self, x: Array) -> tuple[Array, Array]:
         """Scale and zero point by the rule that `init` names."""

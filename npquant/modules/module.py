@@ -80,7 +80,7 @@ class Module:
     def _checked(self, name: str, value: Any) -> Any:
         """What an attribute is to be: a copy, if that is an array of NumPy."""
         if name in self._modules:
-            _check_module(name, value)
+            self._check_module(name, value)
         if name not in self._names():
             return value
         given = np.asarray(value) if isinstance(value, np.generic) else value
@@ -151,6 +151,11 @@ class Module:
         for key, (module, name) in places.items():
             module._set(name, copies[key])
 
+    def _check_module(self, name: str, value: Any) -> None:
+        """Raise a TypeError unless a child can be this."""
+        if not isinstance(value, Module):
+            raise TypeError(f"{name} must be a Module, got {seen(value)}")
+
     def _check(self, prefix: str, state: Mapping[str, Array]) -> None:
         """Raise a ValueError unless this module can have such state; dtypes are right already."""
         for name, array in state.items():
@@ -205,7 +210,7 @@ class Module:
         """Take what a saved instance or a copy holds, if this class can have such state."""
         module = remade(self, state)
         for name in module._modules:
-            _check_module(name, getattr(module, name))
+            self._check_module(name, getattr(module, name))
         arrays = {
             name: _copied(name, _hosted(module._get(name)), self._kinds.get(name, REALS))
             for name in module._names()
@@ -236,11 +241,6 @@ class Module:
 def key_of(prefix: str, name: str) -> str:
     """How a message calls what is loaded."""
     return f"state_dict[{prefix + name!r}]"
-
-
-def _check_module(name: str, value: Any) -> None:
-    if not isinstance(value, Module):
-        raise TypeError(f"{name} must be a Module, got {seen(value)}")
 
 
 def _hosted(value: Any) -> Any:

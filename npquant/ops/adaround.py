@@ -520,7 +520,8 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     wheel of PyTorch contains, and of [1]_.
 
     Terms are computed in the dtype of V, within 2 ulp of 1, and added in float64, in an order that
-    depends on the shape alone.
+    depends on the shape alone. On a tape, `convert_element_type` makes the sum fit a loss in
+    float32, to which `npquant.autograd.add` adds it.
 
     References
     ----------

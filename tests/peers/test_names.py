@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -70,15 +71,22 @@ def test_names(theirs, ours):
     assert callable(found(ours))
 
 
-def arguments(name):
-    """Return the names of PyTorch's arguments, from a schema where it is not written in Python."""
+def signature(name):
+    """Return PyTorch's arguments: (name, whether it has a place, default, or None)."""
     value = found(CHOSEN.get(name, name))
     if inspect.isfunction(value) or inspect.isclass(value):
-        return names(value)
+        return [
+            (p.name, p.kind != p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
+            for p in inspect.signature(value).parameters.values()
+            if p.kind != p.VAR_KEYWORD
+        ]
     if not isinstance(value, torch._ops.OpOverloadPacket):
         value = getattr(torch.ops.aten, name.rpartition(".")[2])
     schema = getattr(value, value.overloads()[0])._schema
-    return ["input" if a.name == "self" else a.name for a in schema.arguments]
+    return [
+        ("input" if a.name == "self" else a.name, not a.kwarg_only, a.default_value)
+        for a in schema.arguments
+    ]
 
 
 def names(function, *, but=()):
@@ -91,12 +99,24 @@ def names(function, *, but=()):
 @pytest.mark.parametrize(("theirs", "ours"), [p for p in PAIRS if p[0] not in OTHERS])
 def test_arguments(theirs, ours):
     """They are PyTorch's in their order, less what the page says; up to there also by place."""
-    wanted, lacks = arguments(theirs), MISSING.get(ours.rpartition(".")[2], [])
+    told, lacks = signature(theirs), MISSING.get(ours.rpartition(".")[2], [])
+    wanted = [name for name, _, _ in told]
     assert set(lacks) <= set(wanted)
     got = [name for name in names(found(ours)) if name not in OWN or name in wanted]
     assert got == [name for name in wanted if name not in lacks]
+    there = itertools.takewhile(lambda a: a[1] and a[0] not in lacks, told)
     placed = names(found(ours), but=[inspect.Parameter.KEYWORD_ONLY])
-    assert placed == wanted[: len(placed)]
+    assert placed == [name for name, _, _ in there]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [p for p in PAIRS if p[0] not in OTHERS])
+def test_defaults(theirs, ours):
+    """They are PyTorch's where they are numbers or switches, but for one that the page names."""
+    parameters = inspect.signature(found(ours)).parameters
+    for name, _, default in signature(theirs):
+        if name in parameters and isinstance(default, bool | int | float):
+            wanted = 1 if (ours, name) == ("npquant.autograd.flatten", "start_dim") else default
+            assert parameters[name].default == wanted, name
 
 
 def test_there_are_names():

@@ -271,6 +271,20 @@ def test_d25_one_axis():
         pytorch.PerChannelMinMaxObserver()(torch.ones(3))
 
 
+def test_d25_ends_that_cross():
+    """The one of 1.3 and -0.7 is rounded another way than that of 0.95 and -0.7."""
+    ours, theirs = npq.MovingAverageMinMaxObserver(1.0), pytorch.MovingAverageMinMaxObserver(1.0)
+    for x in (np.array([1.3, 0.95], np.float32), np.array([-0.7], np.float32)):
+        ours(x)
+        theirs(torch.from_numpy(x))
+    assert (ours.min_val, ours.max_val) == (theirs.min_val.item(), theirs.max_val.item())
+    assert ours.min_val == np.nextafter(ours.max_val, np.float32(1))
+    with pytest.raises(AssertionError, match="should be less than max"):
+        theirs.calculate_qparams()
+    scale, zero_point = ours.calculate_qparams()
+    assert (scale, zero_point) == (np.float32(-ours.min_val) / np.float32(255), 255)
+
+
 def test_d26_half_precision_stops_counting():
     for dtype, most in ((torch.float16, 2048), (torch.bfloat16, 256)):
         theirs = pytorch.HistogramObserver()

@@ -183,7 +183,6 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
         reduce_range: bool = False,
         quant_min: int | None = None,
         quant_max: int | None = None,
-        *,
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
@@ -368,7 +367,6 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
         reduce_range: bool = False,
         quant_min: int | None = None,
         quant_max: int | None = None,
-        *,
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
