@@ -1139,6 +1139,11 @@ ERRORS = [
     (lambda: FakeQuantize()([1.0]), TypeError, "x must be a NumPy array"),
     (lambda: FakeQuantize()(np.ones(3, int)), TypeError, "x must have a dtype among"),
     (lambda: FakeQuantize().enable_observer("on"), TypeError, "enabled must be a bool or a number"),
+    (
+        lambda: FakeQuantize().enable_observer(np.ma.masked_array([True], [True])),
+        TypeError,
+        "enabled must be a NumPy array, an array on a GPU or an ArraySpec, got MaskedArray",
+    ),
     (lambda: FusedMovingAvgObsFakeQuantize(MinMaxObserver), TypeError, "must make a moving avera"),
     (
         lambda: FusedMovingAvgObsFakeQuantize(

@@ -249,7 +249,7 @@ def switch(value: Any, name: str, kind: type | None = None) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
-        return bool(value.item())
+        return bool(array(value, name).item())
     if not isinstance(value, (*ARRAYS, int, float, np.number, ml_dtypes.bfloat16)):
         raise TypeError(f"{name} must be a bool or a number, got {show(value)}")
     n = number(value, name, kind)

@@ -73,7 +73,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             return True
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         waiting, held = local(WAITING, item(y)), 0
-        fetched = far(x, y) and not past
+        fetched = far(x, y)
         row = (first + begin) // inner
         skip = (first + begin) - row * inner
         c = row % channels
@@ -173,7 +173,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
         if not usual(look, scale, zero_point, least, most):
             return False
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
-        fetched = far(x, y) and not past
+        fetched = far(x, y)
         waiting, held = local(WAITING, item(y)), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)

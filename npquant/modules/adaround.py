@@ -70,9 +70,9 @@ class AdaroundFakeQuantizer(FakeQuantize):
         array is not one of floats, or of another precision than V.
     ValueError
         If the observer refuses an argument, `qscheme` is none of the four, or `group_size` is given
-        where the scheme has no channels. Of a call: if the observer refuses the array, it has
-        another shape than V, the scale is none, as after a NaN, or the bounds lie beyond 2**23, or
-        for float64 weights 2**52.
+        where the scheme has no channels. Of a call: if the observer refuses the array, V is to be
+        made of one on the CPU that is not finite, it has another shape than V, the scale is none,
+        as after a NaN, or the bounds lie beyond 2**23, or for float64 weights 2**52.
 
     See Also
     --------
