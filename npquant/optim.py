@@ -5,6 +5,7 @@ The update rules are those of PyTorch 2.13 on a CPU (``torch.optim``, ``foreach=
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ __all__ = ["SGD", "Adam"]
 Array = np.ndarray[Any, Any]
 
 
-class _Optimizer:
+class _Optimizer(ABC):
     """What optimizers share: the parameters, and checks before anything is written."""
 
     #: The options in the order of the constructor, and the names of the arrays of the state.
@@ -101,12 +102,13 @@ class _Optimizer:
             self._update(state, value, gradient)
             self._state[i] = state
 
+    @abstractmethod
     def _begun(self, value: Array) -> dict[str, Any]:
         """The state before a first step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
-        raise NotImplementedError
+        """A step of a parameter and its state, in place."""
 
     def _value(self, i: int) -> Array:
         """The array of a parameter, fit to be updated."""
