@@ -285,6 +285,15 @@ def test_codes_that_numpy_does_not_know(target):
         assert_same(np.ascontiguousarray(out), np.ascontiguousarray(codes))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float8_e5m2", "int4"])
+def test_memory_of_what_is_not_contiguous(dtype):
+    """What a kernel sees of it, beside a view, where nothing is compiled."""
+    room = np.arange(12).reshape(3, 4).astype(np.dtype(dtype))
+    seen = memory.flat(room[:, 1:3])
+    assert_same(seen, room.reshape(-1)[1:11])
+    assert np.shares_memory(seen, room)
+
+
 #: Sizes on both sides of every constant by which work is cut: (shape, axis).
 SIZES = (
     *(((n,), 0) for n in (255, 256, 257)),  # FEW

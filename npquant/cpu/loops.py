@@ -7,6 +7,7 @@ The loops are in `segments.py`, for runs of elements that share their parameters
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ _TWO_BYTES = float16.itemsize
 #: Results of PAST bytes, which no cache keeps, are written past them all where arrays are given for
 #: them; two bytes in groups of less than RUN_PAST are not, which took up to twice as long.
 PAST, RUN_PAST = 1 << 25, 64
+
+#: What stands for an array in keys where a view tells how it lies.
+_dtype = attrgetter("dtype")
 
 #: How many qparams `runs` looks at, and the bounds of zero points, where all is checked before.
 _NO_LOOK = 0, 0.0, 0.0
@@ -259,14 +263,14 @@ class Elementwise:
         runs, periods = self._runs, self._periods
         if views is not None:
             # Past the caches go results that are flat, of data that are not.
-            past = past and not views[0, 0, 0] and bool(views[2:, 0, 0].any())
+            past = past and not views.rows[0, 0, 0] and bool(views.rows[2:, 0, 0].any())
             runs = self._runs_apart_past if past else self._runs_apart
             periods = self._periods_apart
         elif past:
             runs, periods = self._runs_past, self._periods_past
         kernel, items, grain = runs, n, GRAIN
         types_: tuple[Any, ...] = precision
-        cut: tuple[Any, ...] = views if apart else first, channels, inner
+        cut: tuple[Any, ...] = first if views is None else views.rows, channels, inner
         if type(scale) is np.ndarray:
             types_ = (scale.dtype, zero_point.dtype, precision[2])
             if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
@@ -275,10 +279,11 @@ class Elementwise:
             elif first % inner == 0 and (blocks := self._whole(inner, n, past, apart)):
                 kernel, items, grain = blocks, n // inner, GRAIN // inner
         if views is not None:
-            grain = max(grain, strided.piece(views) * items // n)
+            grain = max(grain, views.piece * items // n)
         look = () if apart else _NO_LOOK
         args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
-        dtypes = strided.key(x) if type(x) is np.ndarray else tuple(map(strided.key, x))
+        key = strided.key if views is None else _dtype
+        dtypes = key(x) if type(x) is np.ndarray else tuple(map(key, x))
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
 

@@ -70,8 +70,8 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
             if piece.views is None:
                 kernel(m, m, tuple(flat), tuple(map(strided.key, flat)))
             else:
-                args = piece.views, tuple(flat[:-1]), flat[-1]
-                kernel_apart(m, m, args, key, strided.piece(piece.views))
+                rows, some = piece.views
+                kernel_apart(m, m, (rows, tuple(flat[:-1]), flat[-1]), key, some)
 
     # Arguments by name take half a microsecond less than a tuple of them.
     def of_one(x: Array, y: Array, *, given: bool = False) -> None:

@@ -53,7 +53,8 @@ class Borrowed(types.Array):  # type: ignore[misc]
 class Flat(types.Array):  # type: ignore[misc]
     """A borrowed array of any shape, contiguous, of which a kernel sees the elements in a row.
 
-    In Python a flat view of each would take longer to make than all arrays to pass.
+    In Python a flat view of each would take longer to make than all arrays to pass. Where a view of
+    it (`strided.py`) is passed too, it need not be contiguous, but steps forward.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -173,6 +174,36 @@ def _after(context: Any, x: Any, first: Any) -> Any:
         return context.make_tuple(builder, result, found)
 
     return result(x, types.intp), codegen
+
+
+def flat(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What a kernel sees of an array that is passed as `Flat`: its memory, if not contiguous."""
+    if x.flags.c_contiguous:
+        return x.reshape(-1)
+    size = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) // x.itemsize
+    # NumPy strides no dtype that only ml_dtypes knows.
+    bits = x.view(f"u{x.itemsize}")
+    return np.lib.stride_tricks.as_strided(bits, (size,), (x.itemsize,)).view(x.dtype)
+
+
+def lent(x: Any, first: Any, n: Any) -> Any:
+    """`n` elements of `x` from `first` on, without its count of references: `x` outlives them."""
+    return x[first : first + n]
+
+
+@lowered(lent)
+def _lent(context: Any, x: Any, first: Any, n: Any) -> Any:
+    kind = Flat(x.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, first, n = args
+        size = n.type(context.get_abi_sizeof(context.get_data_type(x.dtype)))
+        found = context.make_array(kind)(context, builder)
+        data = builder.gep(data_of(context, builder, x, array), [first])
+        populate_array(found, data=data, shape=[n], strides=[size], itemsize=size, meminfo=None)
+        return found._getvalue()
+
+    return kind(x, types.intp, types.intp), codegen
 
 
 def fetch(values: Any, first: Any, n: Any) -> None:

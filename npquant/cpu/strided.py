@@ -8,8 +8,8 @@ counted in elements of `memory`, which is flat.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -17,10 +17,11 @@ from numba import types
 from numba.core import cgutils
 
 from npquant.cpu.lowered import called, lowered, overload
-from npquant.cpu.memory import Borrowed, address, data_of
+from npquant.cpu.memory import Borrowed, address, data_of, lent
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
+Axis = tuple[int, int]
 
 #: Rows and columns of a block, which is turned in registers.
 BLOCK = 8
@@ -40,43 +41,73 @@ LONG_ROW = 2048
 GATHERED, CROSSED = 1 << 13, 1 << 15
 
 
-def memory(a: Array) -> Array:
-    """The memory between the first and the last element of `a`, which is aligned and not empty."""
-    size = 1 + sum((n - 1) * abs(s) for n, s in zip(a.shape, a.strides, strict=True)) // a.itemsize
-    forward = tuple([slice(None, None, -1 if s < 0 else 1) for s in a.strides])
-    # NumPy strides no dtype that only ml_dtypes knows.
-    bits = a.view(f"u{a.itemsize}")[forward]
-    return np.lib.stride_tricks.as_strided(bits, (size,), (a.itemsize,)).view(a.dtype)
+class Views(NamedTuple):
+    """The views of some arrays, and how many elements to take at a time, at most."""
+
+    rows: Array
+    piece: int
 
 
-def joined(a: Array) -> list[tuple[int, int]]:
-    """(length, stride) of the axes of `a`, as few as there can be in C order."""
-    axes: list[tuple[int, int]] = []
-    for n, s in zip(a.shape, a.strides, strict=True):
+#: How an array lies: its shape, its strides, and the bytes of an element.
+_Lying = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def _lying(a: Array) -> _Lying:
+    return a.shape, a.strides, a.itemsize
+
+
+def forward(a: Array) -> Array:
+    """`a` with its first element first in memory too, as kernels take what they have a view of."""
+    if min(a.strides, default=0) >= 0:
+        return a
+    return a[tuple([slice(None, None, -1 if s < 0 else 1) for s in a.strides])]
+
+
+@lru_cache(maxsize=256)
+def _joined(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[Axis, ...]:
+    axes: list[Axis] = []
+    for n, s in zip(shape, strides, strict=True):
         if n == 1:
             continue
         if axes and axes[-1][1] == n * s:
             axes[-1] = axes[-1][0] * n, s
         else:
             axes.append((n, s))
-    return axes or [(1, a.itemsize)]
+    return tuple(axes) or ((1, itemsize),)
+
+
+def joined(a: Array) -> tuple[Axis, ...]:
+    """(length, stride) of the axes of `a`, as few as there can be in C order."""
+    return _joined(*_lying(a))
+
+
+@lru_cache(maxsize=256)
+def _view(*lying: Any) -> Array:
+    axes, itemsize = _joined(*lying), lying[-1]
+    first = -sum((n - 1) * min(s, 0) for n, s in axes)
+    found: Array = np.array([(len(axes), first), *axes], np.int64) // [1, itemsize]
+    found.setflags(write=False)
+    return found
 
 
 def view(a: Array) -> Array:
-    """The view of `a`."""
-    axes = joined(a)
-    first = -sum((n - 1) * min(s, 0) for n, s in axes)
-    return np.array([(len(axes), first), *axes], np.int64) // [1, a.itemsize]
+    """The view of `a`, which is kept for the next one that lies like it."""
+    return _view(*_lying(a))
 
 
 def aligned(a: Array) -> bool:
     """Whether all elements of `a` lie where its dtype wants them."""
-    return a.flags.aligned and not any(s % a.itemsize for s in a.strides)
+    return a.flags.aligned and _whole_steps(a.strides, a.itemsize)
+
+
+@lru_cache(maxsize=256)
+def _whole_steps(strides: tuple[int, ...], itemsize: int) -> bool:
+    return not any(s % itemsize for s in strides)
 
 
 def every_second(a: Array) -> bool:
     """Whether kernels can read `a` as it lies, as every second element of memory."""
-    return a.itemsize <= 4 and a.flags.aligned and joined(a) == [(a.size, 2 * a.itemsize)]
+    return a.itemsize <= 4 and a.flags.aligned and joined(a) == ((a.size, 2 * a.itemsize),)
 
 
 def key(a: Array) -> np.dtype[Any]:
@@ -87,6 +118,12 @@ def key(a: Array) -> np.dtype[Any]:
 @cache
 def _pair(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype((dtype, 2))
+
+
+def row(a: Array) -> int:
+    """How many elements of `a` may be taken at a time, at most, so that none needs room."""
+    length, step = joined(a)[-1]
+    return length if step == a.itemsize and length >= LONG_ROW else a.size
 
 
 def crossed(a: Array) -> int:
@@ -397,11 +434,11 @@ def _one_taken(x, views, k, first, n, room, y):
     at = place(views[k], first, n)
     if at < 0:
         gather(x, views[k], first, n, room, 0)
-    elif not shared(x[at : at + n], y):
-        return x[at : at + n]
+    elif not shared(lent(x, at, n), y):
+        return lent(x, at, n)
     else:
         copy(x, at, room, 0, n)
-    return room[:n]
+    return lent(room, 0, n)
 
 
 def placed(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
@@ -411,7 +448,7 @@ def placed(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> Any:
 
 def _one_placed(y, views, k, first, n, room):
     at = place(views[k], first, n)
-    return room[:n] if at < 0 else y[at : at + n]
+    return lent(room, 0, n) if at < 0 else lent(y, at, n)
 
 
 def given(y: Any, views: Any, k: Any, first: Any, n: Any, room: Any) -> None:
@@ -474,14 +511,20 @@ def _shared(a, b):
     return lambda a, b: overlap(a, b)
 
 
-def views(arrays: tuple[Array | None, ...], flat: Callable[[Array], bool]) -> Array:
+def views(arrays: tuple[Array | None, ...], flat: Callable[[Array], bool]) -> Views:
     """The views of some arrays; those that are `flat` need none, nor does None: no axes."""
+    return _views(*[None if a is None or flat(a) else _lying(a) for a in arrays])
+
+
+@lru_cache(maxsize=256)
+def _views(*arrays: _Lying | None) -> Views:
     none = np.zeros((1, 2), np.int64)
-    every = [none if a is None or flat(a) else view(a) for a in arrays]
+    every = [none if lying is None else _view(*lying) for lying in arrays]
     found = np.zeros((len(every), max(map(len, every)), 2), np.int64)
     for k, rows in enumerate(every):
         found[k, : len(rows)] = rows
-    return found
+    found.setflags(write=False)
+    return Views(found, piece(found))
 
 
 #: The types of a view and of several.

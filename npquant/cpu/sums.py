@@ -422,9 +422,9 @@ class Total:
         if all(map(plain, inputs)):
             self._kernel(sums.size, n, (0, n, tuple(inputs), number, sums), key)
         elif not all(map(readable, inputs)) and (boxes := views_in_boxes(whole, inputs, TILE)):
-            views, some, length, count, memories = boxes
+            views, some, length, count, arrays = boxes
             lines = n // count
-            args = views, some, length, lines, count, tuple(memories), number, sums
+            args = views, some, length, lines, count, tuple(arrays), number, sums
             self._apart(-(-lines // some) * -(-count // length), n, args, key)
         else:
             for _, _, tiles, x in channel_pieces(whole, inputs, (), TILE, ordered=True, pairs=True):

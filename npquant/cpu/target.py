@@ -24,7 +24,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from npquant.cpu import cache
 from npquant.cpu import primitives as _primitives  # noqa: F401 (teaches the compiler)
 from npquant.cpu import threads as pool
-from npquant.cpu.memory import EverySecond, Flat
+from npquant.cpu.memory import EverySecond, Flat, flat
 from npquant.cpu.parts import parts_of
 from npquant.cpu.passes import needed_work
 from npquant.cpu.storage import TYPES
@@ -275,7 +275,7 @@ def _rounded(values: Any, kinds: Any) -> tuple[Any, ...]:
     def one(v: Any, kind: Any) -> Any:
         if isinstance(kind, types.BaseTuple):
             return _rounded(v, kind)
-        return v.reshape(-1) if isinstance(kind, Flat) else _NUMBERS.get(kind, lambda v: v)(v)
+        return flat(v) if isinstance(kind, Flat) else _NUMBERS.get(kind, lambda v: v)(v)
 
     return tuple(one(v, kind) for v, kind in zip(values, kinds, strict=True))
 

@@ -49,14 +49,14 @@ class Piece(NamedTuple):
 
     `channels` runs of `inner` elements, again and again; where `repeats` is not 0, after so many
     times come as many other channels. `first` is the place of its first element in all of this.
-    With `views`, of outputs and then inputs, arrays are not flat but the memory they are in.
+    With `views`, of outputs and then inputs, arrays are not flat.
     """
 
     channels: int
     inner: int
     repeats: int = 0
     first: int = 0
-    views: Array | None = None
+    views: strided.Views | None = None
 
 
 def pieces(
@@ -114,7 +114,8 @@ def pieces(
             yield piece, [a if a is None else a.reshape(-1) for a in (*read, *results)], qparams
         else:
             views = strided.views((*results, *read), plain)
-            yield piece._replace(views=views), list(map(_memory, (*read, *results))), qparams
+            seen = [a if a is None else strided.forward(a) for a in (*read, *results)]
+            yield piece._replace(views=views), seen, qparams
     else:
         spans_of = [_Packed(a, PIECE) for a in inputs]
         rooms: list[Any] = [a if a is None else _Packed(a, PIECE) for a in outputs]
@@ -125,13 +126,6 @@ def pieces(
             yield piece._replace(first=first), found, qparams
             for a in filter(None, rooms):
                 a.write(*span)
-
-
-def _memory(a: Array | None) -> Any:
-    """The memory of an array that views tell of."""
-    if a is None:
-        return None
-    return a.reshape(-1) if plain(a) else strided.memory(a)
 
 
 def _copied(
@@ -300,7 +294,7 @@ def as_they_lie(
 
 
 def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
-    """The view of `x` with its channels first, and its memory; None where `channel_pieces` is best.
+    """The view of `x` with its channels first, and itself; None where `channel_pieces` is best.
 
     That is where data that need no order can be taken as they lie, or are few or not aligned.
     """
@@ -309,7 +303,7 @@ def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
     if _as_they_lie(granularity, [x], ordered=False)[0] is not None:
         return None
     x = _channels_first(granularity, x)
-    return strided.view(x), strided.memory(x)
+    return strided.view(x), strided.forward(x)
 
 
 def views_in_boxes(
@@ -317,7 +311,7 @@ def views_in_boxes(
 ) -> tuple[Array, int, int, int, list[Array]] | None:
     """How a kernel packs data whose order matters; None where `channel_pieces` is best.
 
-    Returns (views, some, length, count, memories): the views are of lines of `count` elements,
+    Returns (views, some, length, count, arrays): the views are of lines of `count` elements,
     which are channels or whole tiles of one. Boxes of `some` lines and `length` elements follow
     one another in them, and where `length` is less than `count`, it is whole tiles.
     """
@@ -327,14 +321,14 @@ def views_in_boxes(
     if _as_they_lie(granularity, list(arrays), ordered=True)[0] is not None:
         return None
     moved = [_channels_first(granularity, a) for a in arrays]
-    memories = [strided.memory(a) for a in moved]
-    views = strided.views(tuple(moved), flat=lambda a: False)
+    forward = list(map(strided.forward, moved))
+    views, _ = strided.views(tuple(moved), flat=lambda a: False)
     count = size // granularity.channels
     rows = strided.BLOCK * max(map(strided.crossed, moved))
     if rows <= most:
-        most = most // rows * rows if rows else 2 * PIECE
+        most = most // rows * rows if rows else min(2 * PIECE, *map(strided.row, moved))
         some, length = max(1, most // count), min(count, -(-most // tile) * tile)
-        return views, some, length, count, memories
+        return views, some, length, count, forward
     if not _in_tiles(moved, tile):
         return None
     # A line alone would use no line of the cache whole.
@@ -348,7 +342,7 @@ def views_in_boxes(
         boxes[:, 1 + a] = views[:, 1 + a] // [least, 1] * [1, least]
         boxes[:, 3 + a] = views[:, 1 + a]
         boxes[:, 3 + a, 0] = least
-    return boxes, some, tile, length, memories
+    return boxes, some, tile, length, forward
 
 
 def _as_they_lie(
@@ -392,7 +386,7 @@ class _Packed:
         kind = np.dtype(f"u{a.itemsize}")
         self._key = (kind,)
         self._view = strided.view(a)
-        self._memory, self._room = strided.memory(a).view(kind), self._flat.view(kind)
+        self._array, self._room = strided.forward(a).view(kind), self._flat.view(kind)
 
     def room(self, begin: int, end: int) -> Array:
         """Where a span is to be written."""
@@ -419,12 +413,12 @@ class _Packed:
         view[0, 1] += row * view[1, 1] + column * view[2, 1]
         view[1:, 0] = rows, columns
         n = rows * columns
-        kernel(n, n, (0, view, self._memory, self._room), self._key)
+        kernel(n, n, (0, view, self._array, self._room), self._key)
 
     def _move(self, kernel: Kernel, begin: int, end: int) -> None:
         if self._packed:
             n = (end - begin) * self._words
-            kernel(n, n, (begin * self._words, self._view, self._memory, self._room), self._key)
+            kernel(n, n, (begin * self._words, self._view, self._array, self._room), self._key)
 
 
 def rows_in_memory(granularity: Granularity, x: Array) -> tuple[int, ...] | None:

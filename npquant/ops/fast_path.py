@@ -490,7 +490,7 @@ def fast_dynamic(
             if n <= PIECE or memory_order(x) is not None:
                 return by_strides[x.strides](x)
             aligned = strided.aligned(x)
-            return call(strided.memory(x), strided.view(x)[None]) if aligned else None
+            return call(strided.forward(x), strided.view(x)[None]) if aligned else None
         y, scale, zero_point = (
             _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
         )  # fmt: skip
