@@ -233,12 +233,22 @@ class Elementwise:
         if code == "wide" and self._wide is not None:
             return self._wide.in_one_call(granularity, n, code, past)
         channels, inner, _ = granularity
-        inner = inner or n
-        if blocks := self._whole(inner, n, past):
-            return blocks, n // inner, 0, GRAIN // inner
-        if inner < SHORT and n > FEW and _periodic(channels, inner, n):
+        return self._way(n, channels, inner or n, past=past)
+
+    def _way(
+        self, n: int, channels: int, inner: int, repeats: int = 0, first: int = 0,
+        past: bool = False, apart: bool = False,
+    ) -> tuple[Kernel, int, int, int]:  # fmt: skip
+        """What does `n` elements from `first` on: its items, repeats, and grain."""
+        if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
             period = channels * inner
-            return self._periods_past if past else self._periods, n, -(-n // period), _grain(period)
+            periods = self._periods_past if past else self._periods
+            kernel = self._periods_apart if apart else periods
+            return kernel, n, repeats or -(-(first + n) // period), _grain(period)
+        if first % inner == 0 and (blocks := self._whole(inner, n, past, apart)):
+            return blocks, n // inner, 0, GRAIN // inner
+        if apart:
+            return self._runs_apart_past if past else self._runs_apart, n, 0, GRAIN
         return self._runs_past if past else self._runs, n, 0, GRAIN
 
     def _whole(self, inner: int, n: int, past: bool = False, apart: bool = False) -> Kernel | None:
@@ -259,30 +269,19 @@ class Elementwise:
         channels, inner, repeats, first, views = piece
         if n == 0:
             return
-        apart = views is not None
-        runs, periods = self._runs, self._periods
-        if views is not None:
-            # Past the caches go results that are flat, of data that are not.
+        # Past the caches go results that are flat, of data that are not.
+        if apart := views is not None:
             past = past and not views.rows[0, 0, 0] and bool(views.rows[2:, 0, 0].any())
-            runs = self._runs_apart_past if past else self._runs_apart
-            periods = self._periods_apart
-        elif past:
-            runs, periods = self._runs_past, self._periods_past
-        kernel, items, grain = runs, n, GRAIN
-        types_: tuple[Any, ...] = precision
-        cut: tuple[Any, ...] = first if views is None else views.rows, channels, inner
-        if type(scale) is np.ndarray:
-            types_ = (scale.dtype, zero_point.dtype, precision[2])
-            if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
-                kernel, grain = periods, _grain(channels * inner)
-                cut = *cut, repeats or -(-(first + n) // (channels * inner))
-            elif first % inner == 0 and (blocks := self._whole(inner, n, past, apart)):
-                kernel, items, grain = blocks, n // inner, GRAIN // inner
+        kernel, items, repeats, grain = self._way(n, channels, inner, repeats, first, past, apart)
+        where: tuple[Any, ...] = (*_NO_LOOK, first)
+        key: Callable[[Array], Any] = strided.key
         if views is not None:
-            grain = max(grain, views.piece * items // n)
-        look = () if apart else _NO_LOOK
-        args = (*look, *cut, x, scale, zero_point, *constants, y, mask)
-        key = strided.key if views is None else _dtype
+            where, key, grain = (views.rows,), _dtype, max(grain, views.piece * items // n)
+        cut = (channels, inner, repeats) if repeats else (channels, inner)
+        types_: Any = precision
+        if type(scale) is np.ndarray:
+            types_ = scale.dtype, zero_point.dtype, precision[2]
+        args = (*where, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = key(x) if type(x) is np.ndarray else tuple(map(key, x))
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
 
