@@ -53,6 +53,18 @@ def test_quantize_of_other_dtypes(dtype):
     in_parts(nq.quantize_per_tensor, data(COLUMNS, dtype), 0.05, 3, *INT8)
 
 
+def test_quantize_rows_with_gaps():
+    """What lies between them is fetched too, and belongs to nobody."""
+    x = data(COLUMNS)
+    for lie in (lambda a: a[:, 10:-20], lambda a: a.reshape(ROWS, -1, 9000)[..., 7:-9]):
+        rows, v = lie(x), lie(np.roll(x, 1))
+        in_parts(nq.quantize_per_tensor, rows, 0.05, 3, *INT8)
+        in_parts(nq.quantize_per_channel, rows, *qparams(ROWS), 0, *INT8)
+        in_parts(nq.quantize_per_token, rows, *qparams((*rows.shape[:-1], 1)), *INT8)
+        parts = [nq.adaround_codes(rows[i], v[i], 0.05, 0, *INT8) for i in range(ROWS)]
+        assert_same(nq.adaround_codes(rows, v, 0.05, 0, *INT8), np.stack(parts))
+
+
 def test_quantize_per_channel():
     x = data(COLUMNS)
     in_parts(nq.quantize_per_channel, x, *qparams(ROWS), 0, *INT8)

@@ -24,7 +24,7 @@ from npquant.cpu.checks import usual
 from npquant.cpu.dynamic import dynamic_per_token
 from npquant.cpu.instructions import compiled_for as processor_has
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import LONG, fetch, fetch_to_second
+from npquant.cpu.memory import AHEAD, FAR, LONG, far, fetch, fetch_to_second, lent
 from npquant.cpu.passes import needed_work
 from npquant.cpu.target import Kernel, _compile, array_type
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
@@ -167,6 +167,20 @@ def test_to_which_cache_is_fetched():
     text = kernel._code[()].library.get_llvm_str()
     caches = re.findall(r"call void @llvm\.prefetch\.p0\([^)]*i32 (\d), i32 1\)", text)
     assert list(dict.fromkeys(caches)) == ["3", "2"]
+
+
+def _fetched(begin, end, x, y):
+    y[0] = np.int8(far(x))
+    y[1] = np.int8(far((lent(x, 1, 4 * AHEAD), x)))
+    y[2] = np.int8(far(lent(x, 1, 4 * AHEAD - 1)))
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_what_is_far(fewer):
+    """Arrays that no cache of a core holds, and long pieces of them."""
+    kernel, found = Kernel(_fetched, "far", lambda: (FLOAT32, INT8)), np.zeros(3, np.int8)
+    kernel.serial[()](0, 1, np.empty(FAR - fewer, np.float32), found)
+    assert found.tolist() == ([0, 0, 0] if fewer else [1, 1, 0])
 
 
 def passes(code):

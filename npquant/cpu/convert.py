@@ -8,7 +8,7 @@ import numpy as np
 
 from npquant.cpu import together
 from npquant.cpu.maps import mapped
-from npquant.cpu.memory import AHEAD, FETCHED, LONG, far, fetch
+from npquant.cpu.memory import AHEAD, FETCHED, LONG, far, fetch, width
 from npquant.primitives import converted, item
 
 
@@ -18,7 +18,8 @@ def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
     base, zero = np.uintp(begin), item(y)
     room = together.room(LONG, None, converted(x[base], zero), y)  # for its type alone
     # Without a room pieces take longer, unless what comes next is fetched; with one, fetching does.
-    step, fetched = end - begin if room is None else LONG, room is None and far(x, y)
+    step = end - begin if room is None else LONG
+    fetched = room is None and width(x) > width(y) and far(x)
     if fetched:
         step = FETCHED
     for start in range(begin, end, step):

@@ -15,10 +15,10 @@ from npquant.cpu.folded import folds, ranges_by_folding
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import (
     AHEAD,
-    FAR,
     FETCHED,
     FETCHED_TO_READ,
     Borrowed,
+    far,
     fetch,
     from_line,
 )
@@ -48,7 +48,7 @@ def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Func
         end = begin + n
         while begin < end:
             m = end - begin
-            if fetched and x.size >= FAR:
+            if fetched and far(x):
                 m = min(m, FETCHED)
                 fetch(x, begin + AHEAD, m)
             base = np.uintp(begin)

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 
 from npquant.cpu.lowered import called, lowered
-from npquant.cpu.memory import AHEAD, FAR, EverySecond, data_of, fetch, local
+from npquant.cpu.memory import AHEAD, EverySecond, data_of, far, fetch, local
 from npquant.formulas.base import extremes_of
 from npquant.layout import LANES
 from npquant.primitives import item, key
@@ -103,7 +103,7 @@ def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
         u, v = local(_LANES_OF_ALL, kind), local(_LANES_OF_ALL, kind)
         lo, hi = local(_FEWER, kind), local(_FEWER, kind)
         one, two, three, four = np.uintp(1), np.uintp(2), np.uintp(3), np.uintp(4)
-        far = fetched and x.size >= FAR
+        ahead = fetched and far(x)
         some = MOST if inner == LANES else min(MANY, AT_ONCE // inner)
         for begin in range(0, rows, some):
             n = min(some, rows - begin)
@@ -117,7 +117,7 @@ def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
             else:
                 for m in range(n):
                     at = (row + begin + m) * inner
-                    if far:
+                    if ahead:
                         fetch(x, at + AHEAD, inner)
                     lanes_of_row(x, at, inner, u, v, m * LANES)
                 for k in range(np.uintp(4 * n)):

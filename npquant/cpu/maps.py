@@ -32,7 +32,7 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     def past(begin: Any, end: Any, x: Any, y: Any) -> None:
         waiting, held = local(WAITING, item(y)), 0
         while begin < end:
-            m = next_past(x, y, begin, end - begin, FEW_LINES)
+            m = next_past(x, begin, y, begin, end - begin, FEW_LINES)
             run(0, m, *(after(x, begin) + after((waiting,), waits_at(begin))))
             begin += m
             held = written_past(y, begin, waiting, held + m)

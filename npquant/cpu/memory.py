@@ -187,7 +187,10 @@ def flat(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def lent(x: Any, first: Any, n: Any) -> Any:
-    """`n` elements of `x` from `first` on, without its count of references: `x` outlives them."""
+    """`n` elements of `x` from `first` on, without its count of references: `x` outlives them.
+
+    Many are `far` if `x` is: of what is fetched then, a quarter at most lies behind their row.
+    """
     return x[first : first + n]
 
 
@@ -201,6 +204,9 @@ def _lent(context: Any, x: Any, first: Any, n: Any) -> Any:
         found = context.make_array(kind)(context, builder)
         data = builder.gep(data_of(context, builder, x, array), [first])
         populate_array(found, data=data, shape=[n], strides=[size], itemsize=size, meminfo=None)
+        many = builder.icmp_signed(">=", n, n.type(4 * AHEAD))
+        whole = context.make_array(x)(context, builder, array).nitems
+        found.nitems = builder.select(many, whole, n)
         return found._getvalue()
 
     return kind(x, types.intp, types.intp), codegen
@@ -345,29 +351,24 @@ def _width(context: Any, x: Any) -> Any:
     return types.intp(x), codegen
 
 
-def far(x: Any, y: Any) -> bool:
-    """Whether what comes next of `x` is fetched: `y` is narrower, and no cache of a core holds it.
-
-    What is no array, but a place on the stack, is held by one.
-    """
-    return bool(y.size >= FAR and width(x) > width(y))
+def far(x: Any) -> bool:
+    """Whether no cache of a core holds `x`, or its first array; one holds what is on the stack."""
+    return bool((x if isinstance(x, np.ndarray) else x[0]).size >= FAR)
 
 
 @lowered(far)
-def _far(context: Any, x: Any, y: Any) -> Any:
+def _far(context: Any, x: Any) -> Any:
     several = isinstance(x, types.BaseTuple)
+    kind = x[0] if several else x
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        read, written = (
-            context.get_abi_sizeof(context.get_data_type(kind.dtype))
-            for kind in (x[0] if several else x, y)
-        )
-        if read <= written or isinstance(y, types.CPointer):
+        if isinstance(kind, types.CPointer):
             return context.get_constant(types.boolean, False)
-        size = context.make_array(y)(context, builder, args[1]).nitems
+        array = builder.extract_value(args[0], 0) if several else args[0]
+        size = context.make_array(kind)(context, builder, array).nitems
         return builder.icmp_signed(">=", size, size.type(FAR))
 
-    return types.boolean(x, y), codegen
+    return types.boolean(x), codegen
 
 
 def to_line(x: Any, i: Any) -> int:

@@ -15,11 +15,11 @@ from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import (
     AHEAD,
-    FAR,
     FETCHED,
     FETCHED_FAR,
     LINE,
     LONG,
+    far,
     fetch,
     fetch_to_second,
     local,
@@ -43,7 +43,7 @@ from npquant.primitives import each, item, store
 LEAST_PERIOD = 1024
 #: Where a row has more than MANY elements, NEAR of them are done together, so that what belongs to
 #: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
-#: Of an array that is `FAR` whole rows are: to read it in order matters more. A table takes much of
+#: Of an array that is `far` whole rows are: to read it in order matters more. A table takes much of
 #: the first cache, and the processor brings data too late: of any array they are fetched, those of
 #: the next row where parts of rows are done; and to the second cache where the table is there.
 MANY, NEAR, AT_ONCE = 1024, 1024, 64
@@ -60,7 +60,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
         """Items (element)."""
         if not usual(look, scale, zero_point, least, most):
             return False
-        constants, rooms, far = (lo, hi, nan), rooms_for(LONG, x), y.size >= FAR
+        constants, rooms, is_far = (lo, hi, nan), rooms_for(LONG, x), far(x)
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         room = table.empty(kind)
         span = channels * inner * repeats
@@ -71,7 +71,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
                 rows = min(table.ROWS, period - part)
                 if start + part + rows <= begin and start + part + period >= last:
                     continue  # there is less than a period, and none of this
-                near, head = NEAR if rows > MANY and not far else rows, 0
+                near, head = NEAR if rows > MANY and not is_far else rows, 0
                 ahead = period if rows > near else AHEAD
                 if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
                     # Where the data come to a line of the cache, so does the table.
@@ -88,8 +88,8 @@ def periods_of(parameters: Function, element: Function) -> Function:
                             while above < below:
                                 m = min(below - above, LONG)
                                 if width(x) > width(y):
-                                    m = min(m, FETCHED_FAR // 2 if far else FETCHED)
-                                    if far and rows > MANY:
+                                    m = min(m, FETCHED_FAR // 2 if is_far else FETCHED)
+                                    if is_far and rows > MANY:
                                         fetch_to_second(x, i + above + ahead, m)
                                     else:
                                         fetch(x, i + above + ahead, m)
@@ -137,7 +137,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                 for i in range(start + part, last, period):
                     at, stop = max(begin, i), min(last, i + rows)
                     while at < stop:
-                        m = next_past(x, y, at, stop - at, LINES)
+                        m = next_past(x, at, y, at, stop - at, LINES)
                         if rows > MANY and not fetched_past(x, y):
                             fetch_to_second(x, at + AHEAD, m)
                         at_row, to = np.uintp(at - i), waits_at(at)

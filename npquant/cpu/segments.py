@@ -73,7 +73,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             return True
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         waiting, held = local(WAITING, item(y)), 0
-        fetched = far(x, y)
+        fetched = width(x) > width(y) and far(x)
         row = (first + begin) // inner
         skip = (first + begin) - row * inner
         c = row % channels
@@ -83,7 +83,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             while begin < stop:
                 m = stop - begin
                 if past:
-                    m = next_past(x, y, begin, m, FEW_LINES)
+                    m = next_past(x, begin, y, begin, m, FEW_LINES)
                 elif m > LONG:
                     m = to_line(x, begin) or LONG
                 if fetched:
@@ -134,7 +134,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
         while begin < end:
             m = min(inner - skip, end - begin)
             if past:
-                m = next_past(x, y, begin, m, LINES)
+                m = next_past(x, begin, y, begin, m, LINES)
             elif m > STRIP:
                 m = to_line(x, begin) or STRIP
             base = np.uintp(begin)
@@ -173,7 +173,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
         if not usual(look, scale, zero_point, least, most):
             return False
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
-        fetched = far(x, y)
+        fetched = width(x) > width(y) and far(x)
         waiting, held = local(WAITING, item(y)), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
@@ -269,7 +269,11 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
             n = strided.up_to_row(views, begin, min(size, end - begin))
             u, done = strided.taken(x, views, 2, begin, n, room, None), 0
             while done < n:
-                m = min(min(n - done, inner - skip), LONG - (begin & (LONG - 1)))
+                m = min(n - done, inner - skip)
+                if n == size:  # of a row that goes on, as a rule
+                    m = next_past(u, done, y, begin, m, FEW_LINES)
+                else:
+                    m = min(m, LONG - (begin & (LONG - 1)))
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 held = stretch_past(u, np.uintp(done), begin, m, p, constants, y, waiting, held)
                 begin, done, skip = begin + m, done + m, skip + m
@@ -282,16 +286,16 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
 
 
 @called
-def next_past(x: Any, y: Any, begin: Any, m: Any, lines: Any) -> Any:
-    """How many of the next `m` elements are made, at most up to the LONG-th of `y`.
+def next_past(x: Any, at: Any, y: Any, begin: Any, m: Any, lines: Any) -> Any:
+    """How many of the `m` elements of `y` from `begin` on are made, at most up to the LONG-th.
 
-    Where it pays, that is some `lines` of `x`, and as many more are fetched.
+    Where it pays, that is some `lines` of `x`, from `at` on, and as many more are fetched.
     """
     step = LONG
     if fetched_past(x, y):
         step = lines * LINE // width(x)
     m = min(m, step - (begin & (step - 1)))
-    fetch_past(x, y, begin, m)
+    fetch_past(x, y, at, m)
     return m
 
 

@@ -11,7 +11,7 @@ from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import AHEAD, FAR, FETCHED_FAR, LONG, fetch, local, to_line
+from npquant.cpu.memory import AHEAD, FETCHED_FAR, LONG, far, fetch, local, to_line
 from npquant.cpu.segments import WAITING, end_past, stretch_of
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
@@ -55,7 +55,7 @@ class Guessed(Elementwise):
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants, far, rooms = (lo, hi, nan), y.size >= FAR, rooms_for(LONG, x)
+            constants, rooms, fetched = (lo, hi, nan), rooms_for(LONG, x), far(x)
             while begin < end:
                 row = (first + begin) // inner
                 c, stop = row % channels, min((row + 1) * inner - first, end)
@@ -64,7 +64,7 @@ class Guessed(Elementwise):
                     m = stop - begin
                     if m > LONG:
                         m = to_line(x, begin) or LONG
-                    if far:
+                    if fetched:
                         m = min(m, FETCHED_FAR)
                         fetch(x, begin + AHEAD, m)
                     base, farthest = np.uintp(begin), np.int32(0)
