@@ -26,6 +26,7 @@ from npquant.cpu.instructions import compiled_for as processor_has
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.memory import AHEAD, FAR, LONG, far, fetch, fetch_to_second, lent
 from npquant.cpu.passes import needed_work
+from npquant.cpu.strided import shared
 from npquant.cpu.target import Kernel, _compile, array_type
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
@@ -181,6 +182,20 @@ def test_what_is_far(fewer):
     kernel, found = Kernel(_fetched, "far", lambda: (FLOAT32, INT8)), np.zeros(3, np.int8)
     kernel.serial[()](0, 1, np.empty(FAR - fewer, np.float32), found)
     assert found.tolist() == ([0, 0, 0] if fewer else [1, 1, 0])
+
+
+def _sharing(begin, end, x, y):
+    n = 4 * AHEAD
+    for k in range(2):
+        y[k] = np.int8(shared(lent(x, 0, n), lent(x, n - k, n)))
+        y[2 + k] = np.int8(shared(lent(x, n - k, n), lent(x, 0, n)))
+
+
+def test_pieces_that_share_memory():
+    """However much there is behind them."""
+    kernel, found = Kernel(_sharing, "sharing", lambda: (FLOAT32, INT8)), np.zeros(4, np.int8)
+    kernel.serial[()](0, 1, np.empty(12 * AHEAD, np.float32), found)
+    assert found.tolist() == [0, 1, 0, 1]
 
 
 def passes(code):

@@ -387,9 +387,9 @@ def piece(views: Any) -> Any:
 
 @called
 def overlap(a: Any, b: Any) -> Any:
-    """Whether two contiguous arrays share memory."""
+    """Whether two contiguous arrays of one axis share memory."""
     i, j = address(a), address(b)
-    return (i < j + b.nbytes) & (j < i + a.nbytes)
+    return (i < j + len(b) * b.itemsize) & (j < i + len(a) * a.itemsize)
 
 
 @called
