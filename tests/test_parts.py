@@ -172,16 +172,18 @@ def test_to_which_cache_is_fetched():
 
 def _fetched(begin, end, x, y):
     y[0] = np.int8(far(x))
-    y[1] = np.int8(far((lent(x, 1, 4 * AHEAD), x)))
-    y[2] = np.int8(far(lent(x, 1, 4 * AHEAD - 1)))
+    y[1] = np.int8(far((x, x)))
+    y[2] = np.int8(far(lent(x, 1, 4 * AHEAD)))
+    y[3] = np.int8(far(lent(x, 1, 4 * AHEAD - 1)))
+    y[4] = np.int8(far((lent(x, 1, 4 * AHEAD), x)))
 
 
 @pytest.mark.parametrize("fewer", [0, 1])
 def test_what_is_far(fewer):
     """Arrays that no cache of a core holds, and long pieces of them."""
-    kernel, found = Kernel(_fetched, "far", lambda: (FLOAT32, INT8)), np.zeros(3, np.int8)
+    kernel, found = Kernel(_fetched, "far", lambda: (FLOAT32, INT8)), np.zeros(5, np.int8)
     kernel.serial[()](0, 1, np.empty(FAR - fewer, np.float32), found)
-    assert found.tolist() == ([0, 0, 0] if fewer else [1, 1, 0])
+    assert found.tolist() == ([0] * 5 if fewer else [1, 1, 1, 0, 0])
 
 
 def _sharing(begin, end, x, y):

@@ -189,7 +189,8 @@ def flat(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def lent(x: Any, first: Any, n: Any) -> Any:
     """`n` elements of `x` from `first` on, without its count of references: `x` outlives them.
 
-    Many are `far` if `x` is: of what is fetched then, a quarter at most lies behind their row.
+    Many are `far` if `x` is: of what is fetched then, a quarter at most lies behind their row. Not
+    so beside those of another array, where fetching took longer.
     """
     return x[first : first + n]
 
@@ -364,8 +365,9 @@ def _far(context: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if isinstance(kind, types.CPointer):
             return context.get_constant(types.boolean, False)
-        array = builder.extract_value(args[0], 0) if several else args[0]
-        size = context.make_array(kind)(context, builder, array).nitems
+        value = builder.extract_value(args[0], 0) if several else args[0]
+        array = context.make_array(kind)(context, builder, value)
+        size = builder.extract_value(array.shape, 0) if several else array.nitems
         return builder.icmp_signed(">=", size, size.type(FAR))
 
     return types.boolean(x), codegen
