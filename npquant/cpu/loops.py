@@ -245,7 +245,7 @@ class Elementwise:
             periods = self._periods_past if past else self._periods
             kernel = self._periods_apart if apart else periods
             return kernel, n, repeats or -(-(first + n) // period), _grain(period)
-        if first % inner == 0 and (blocks := self._whole(inner, n, past, apart)):
+        if (blocks := self._whole(inner, n, past, apart)) and first % inner == 0:
             return blocks, n // inner, 0, GRAIN // inner
         if apart:
             return self._runs_apart_past if past else self._runs_apart, n, 0, GRAIN
