@@ -367,6 +367,7 @@ def _far(context: Any, x: Any) -> Any:
             return context.get_constant(types.boolean, False)
         value = builder.extract_value(args[0], 0) if several else args[0]
         array = context.make_array(kind)(context, builder, value)
+        # Of a piece that is lent, `nitems` may be that of the whole.
         size = builder.extract_value(array.shape, 0) if several else array.nitems
         return builder.icmp_signed(">=", size, size.type(FAR))
 

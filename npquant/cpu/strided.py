@@ -2,7 +2,7 @@
 
 A *view* of an array tells where its elements lie: rows of (length, step), from the slowest axis to
 the fastest, in C order, behind one of (how many axes, where the first element lies). Steps are
-counted in elements of `memory`, which is flat.
+counted in elements, and places from the one that comes first in memory.
 """
 
 from __future__ import annotations
