@@ -12,7 +12,7 @@ from npquant import backend
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, segments, walk
 from npquant.cpu.loops import Elementwise
-from npquant.cpu.memory import LINE, LONG
+from npquant.cpu.memory import LINE
 from npquant.cpu.strided import GATHERED
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path
@@ -675,7 +675,7 @@ def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
     [(np.float32, np.float32, 2), (np.float64, np.float64, 4), (np.int8, np.float32, 2)],
 )
 def test_what_is_made_at_once_past_the_caches(read, written, lines, fetched, monkeypatch):
-    """So many lines where they are fetched, and all that waits once it is LONG, be it that or not.
+    """So many lines where they are fetched, and 512 bytes that wait, whether they are or not.
 
     A line of the cache that is fetched is half a page ahead.
     """
@@ -684,17 +684,19 @@ def test_what_is_made_at_once_past_the_caches(read, written, lines, fetched, mon
     monkeypatch.setattr(segments, "fetch", lambda x, first, m: asked.append((first, m)))
     x, y = np.zeros(4000, read), np.zeros(4000, written)
     step, ahead, made = lines * LINE // x.itemsize, 2048 // x.itemsize, []
+    wait = 512 // y.itemsize
     fetched = fetched and read != np.int8
     begin = 77
     while begin < 2000:
         m = segments.next_past(x, begin + 9, y, begin, 2000 - begin, lines)
         made.append((begin, m))
-        assert 0 < m <= (step if fetched else LONG)
-        assert begin // LONG == (begin + m - 1) // LONG
+        assert 0 < m <= (step if fetched else wait)
+        assert begin // wait == (begin + m - 1) // wait
         begin += m
     assert begin == 2000
     assert asked == ([(begin + 9 + ahead, m) for begin, m in made] if fetched else [])
-    assert len(made) == -(-2000 // (step if fetched else LONG)) - 77 // (step if fetched else LONG)
+    each = step if fetched else wait
+    assert len(made) == -(-2000 // each) - 77 // each
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from numba import types
 from npquant.cpu import strided
 from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
-from npquant.cpu.memory import after, local
-from npquant.cpu.segments import FEW_LINES, WAITING, end_past, next_past, waits_at, written_past
+from npquant.cpu.memory import after, waiting_for
+from npquant.cpu.segments import FEW_LINES, end_past, next_past, waits_at, written_past
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory
 from npquant.layout import PER_TENSOR
-from npquant.primitives import item
 
 Array = np.ndarray[Any, Any]
 
@@ -30,10 +29,10 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     serial, run = kernel.serial, inlined(segment)
 
     def past(begin: Any, end: Any, x: Any, y: Any) -> None:
-        waiting, held = local(WAITING, item(y)), 0
+        waiting, held = waiting_for(y), 0
         while begin < end:
             m = next_past(x, begin, y, begin, end - begin, FEW_LINES)
-            run(0, m, *(after(x, begin) + after((waiting,), waits_at(begin))))
+            run(0, m, *(after(x, begin) + after((waiting,), waits_at(y, begin))))
             begin += m
             held = written_past(y, begin, waiting, held + m)
         end_past(y, end, waiting, held)

@@ -31,6 +31,10 @@ FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
 #: Elements that are done at a time where a run is longer.
 LONG = 512
 
+#: Bytes that are written past the caches at a time. Of more, those that are read meanwhile wait
+#: for those that are written; of a line at a time, what takes long to compute. (Measured.)
+WAIT = 8 * LINE
+
 _PROCESSOR: str = config.CPU_NAME or get_host_cpu_name()  # type: ignore[attr-defined]
 #: Whether what is only read is fetched, too: Zen is faster by itself there. (Measured.)
 FETCHED_TO_READ = not _PROCESSOR.startswith("znver")
@@ -98,8 +102,27 @@ def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
     return types.CPointer(v)(n, v), codegen
 
 
-# No overload of a function, since what its frame holds is gone when it returns.
+def _waiting(y: Any) -> Any:
+    """Room where what is written past the caches to `y` waits until it is WAIT bytes.
+
+    What was left of it waits before these. So vectors are stored within lines of the cache: across
+    two it took twice as long.
+    """
+    return np.empty((LINE + WAIT) // y.itemsize, y.dtype)
+
+
+@intrinsic
+def _waiting_on_stack(context: Any, y: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        size = context.get_abi_sizeof(context.get_data_type(y.dtype))
+        return on_stack(context, builder, y.dtype, (LINE + WAIT) // size)
+
+    return types.CPointer(y.dtype)(y), codegen
+
+
+# No overloads of functions, since what their frames hold is gone when they return.
 local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
+waiting_for: Any = _waiting if config.DISABLE_JIT else _waiting_on_stack  # type: ignore[attr-defined]
 
 
 def data_of(context: Any, builder: Any, kind: Any, values: Any) -> Any:
@@ -258,11 +281,11 @@ lowered(fetch_to_second)(_fetching(2))
 def write_past(y: Any, stop: Any, room: Any, held: Any) -> int:
     """Write to `y`, past the caches, the `held` values before `stop`, which end a room.
 
-    Those after the last line of the cache wait on, before the LONG last places, and how many they
-    are is returned. What is overwritten need not be read before, as it is for what goes by a cache.
-    Others see it after `settle`.
+    Those after the last line of the cache wait on, before the places of the next WAIT bytes, and
+    how many they are is returned. What is overwritten need not be read before, as it is for what
+    goes by a cache. Others see it after `settle`.
     """
-    end = LINE + LONG
+    end = (LINE + WAIT) // y.itemsize
     y[stop - held : stop] = room[end - held : end]
     return 0
 
@@ -280,7 +303,7 @@ def _write_past(context: Any, y: Any, stop: Any, room: Any, held: Any) -> Any:
         size = context.get_abi_sizeof(element)
         past = builder.module.add_metadata([ir.IntType(32)(1)])
         data = builder.gep(data, [builder.sub(stop, held)])
-        first = builder.sub(word(LINE + LONG), held)
+        first = builder.sub(word((LINE + WAIT) // size), held)
         read = builder.gep(data_of(context, builder, room, args[2]), [first])
 
         def move(k: Any, some: int) -> None:
@@ -302,7 +325,7 @@ def _write_past(context: Any, y: Any, stop: Any, room: Any, held: Any) -> Any:
             move(k, LINE // size)
         with cgutils.for_range_slice(builder, tail, held, word(1), word) as (k, _):
             value = builder.load(builder.gep(read, [k]))
-            builder.store(value, builder.gep(read, [builder.sub(k, word(LONG))]))
+            builder.store(value, builder.gep(read, [builder.sub(k, word(WAIT // size))]))
         return builder.sub(held, tail)
 
     return types.intp(y, types.intp, room, types.intp), codegen

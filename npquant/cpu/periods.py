@@ -22,13 +22,12 @@ from npquant.cpu.memory import (
     far,
     fetch,
     fetch_to_second,
-    local,
     to_line,
+    waiting_for,
     width,
 )
 from npquant.cpu.segments import (
     LINES,
-    WAITING,
     Function,
     end_past,
     fetched_past,
@@ -37,7 +36,7 @@ from npquant.cpu.segments import (
     write_rest,
     written_past,
 )
-from npquant.primitives import each, item, store
+from npquant.primitives import each, store
 
 #: A shorter period is repeated up to it.
 LEAST_PERIOD = 1024
@@ -123,7 +122,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
         if not usual(look, scale, zero_point, least, most):
             return False
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
-        waiting, held = local(WAITING, item(y)), 0
+        waiting, held = waiting_for(y), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         span = channels * inner * repeats
@@ -140,7 +139,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                         m = next_past(x, at, y, at, stop - at, LINES)
                         if rows > MANY and not fetched_past(x, y):
                             fetch_to_second(x, at + AHEAD, m)
-                        at_row, to = np.uintp(at - i), waits_at(at)
+                        at_row, to = np.uintp(at - i), waits_at(y, at)
                         u, at_u = brought(x, np.uintp(at), np.uintp(m), rooms)
                         for k in range(np.uintp(m)):
                             p = table.take(columns, at_row + k, kind)

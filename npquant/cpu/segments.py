@@ -27,17 +27,18 @@ from npquant.cpu.memory import (
     LINE,
     LONG,
     PAST_AHEAD,
+    WAIT,
     far,
     fetch,
-    local,
     settle,
     to_line,
+    waiting_for,
     width,
     write_past,
 )
 from npquant.cpu.pairs import pairs_of
-from npquant.cpu.steps import STRIP, in_steps
-from npquant.primitives import at, each, item, store
+from npquant.cpu.steps import STRIP, STRIP_PAST, in_steps
+from npquant.primitives import at, each, store
 
 #: A formula, or a segment.
 Function = Callable[..., Any]
@@ -50,9 +51,6 @@ BLOCK = 16
 OF_BLOCKS = 2**64 - BLOCK
 #: Runs whose parameters are made together, in a vectorised loop.
 RUNS = 256
-#: What is written past the caches waits on the stack until it is LONG, what was left of it before
-#: these. So vectors are stored within lines of the cache: across two it took twice as long.
-WAITING = LINE + LONG
 #: Lines of the cache that are fetched at a time meanwhile; FEW_LINES where an element takes little.
 FEW_LINES, LINES = 2, 4
 
@@ -72,7 +70,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
         if begin == end:  # of nothing there may be no channels to divide by
             return True
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
-        waiting, held = local(WAITING, item(y)), 0
+        waiting, held = waiting_for(y), 0
         fetched = width(x) > width(y) and far(x)
         row = (first + begin) // inner
         skip = (first + begin) - row * inner
@@ -115,7 +113,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
 
 def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> Function:
     """As `runs_of`, in steps."""
-    strip = in_steps(*steps)
+    strip = in_steps(*steps, most=STRIP_PAST if past else STRIP)
 
     def strips(
         begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -128,20 +126,20 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
         if begin == end:
             return True
         constants, rooms = (lo, hi, nan), rooms_for(STRIP, x)
-        waiting, held = local(WAITING, item(y)), 0
+        waiting, held = waiting_for(y), 0
         row = (first + begin) // inner
         c, skip = row % channels, (first + begin) - row * inner
         while begin < end:
             m = min(inner - skip, end - begin)
             if past:
-                m = next_past(x, begin, y, begin, m, LINES)
+                m = next_past(x, begin, y, begin, min(m, STRIP_PAST), LINES)
             elif m > STRIP:
                 m = to_line(x, begin) or STRIP
             base = np.uintp(begin)
             p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
             u, at_u = brought(x, base, np.uintp(m), rooms)
             if past:
-                strip(u, at_u, m, (), (p, constants), lo, waiting, waits_at(begin))
+                strip(u, at_u, m, (), (p, constants), lo, waiting, waits_at(y, begin))
                 held = written_past(y, begin + m, waiting, held + m)
             else:
                 strip(u, at_u, m, (), (p, constants), lo, y, base)
@@ -160,7 +158,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
 def blocks_of(parameters: Function, element: Function, bits: int, past: bool = False) -> Function:
     """The loop of whole runs, whose length has no other `bits`, which the compiler sees.
 
-    It writes `past` the caches where asked to, if the length divides LONG.
+    It writes `past` the caches where asked to, if the length divides what waits.
     """
     stretch_past, pairs = stretch_of(element), pairs_of(element)
 
@@ -174,7 +172,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
             return False
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         fetched = width(x) > width(y) and far(x)
-        waiting, held = local(WAITING, item(y)), 0
+        waiting, held = waiting_for(y), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
         length = np.uintp(inner) & np.uintp(bits)
@@ -262,7 +260,7 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
         """Items (element)."""
         size, constants = strided.piece(views), (lo, hi, nan)
         room = strided.room(x, size)
-        waiting, held = local(WAITING, item(y)), 0
+        waiting, held = waiting_for(y), 0
         row = begin // inner
         c, skip = row % channels, begin - row * inner
         while begin < end:
@@ -273,7 +271,7 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
                 if n == size:  # of a row that goes on, as a rule
                     m = next_past(u, done, y, begin, m, FEW_LINES)
                 else:
-                    m = min(m, LONG - (begin & (LONG - 1)))
+                    m = min(m, up_to_past(y, begin))
                 p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
                 held = stretch_past(u, np.uintp(done), begin, m, p, constants, y, waiting, held)
                 begin, done, skip = begin + m, done + m, skip + m
@@ -287,16 +285,23 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
 
 @called
 def next_past(x: Any, at: Any, y: Any, begin: Any, m: Any, lines: Any) -> Any:
-    """How many of the `m` elements of `y` from `begin` on are made, at most up to the LONG-th.
+    """How many of the `m` elements of `y` from `begin` on are made before some are written.
 
     Where it pays, that is some `lines` of `x`, from `at` on, and as many more are fetched.
     """
-    step = LONG
+    step = WAIT // width(y)
     if fetched_past(x, y):
         step = lines * LINE // width(x)
     m = min(m, step - (begin & (step - 1)))
     fetch_past(x, y, at, m)
     return m
+
+
+@called
+def up_to_past(y: Any, begin: Any) -> Any:
+    """How many elements of `y` from `begin` on are made until all that wait are written."""
+    step = WAIT // width(y)
+    return step - (begin & (step - 1))
 
 
 @called
@@ -313,21 +318,21 @@ def fetch_past(x: Any, y: Any, begin: Any, m: Any) -> None:
 
 
 @called
-def waits_at(i: Any) -> Any:
-    """Where what is to be element `i` waits."""
-    return np.uintp(LINE + (i & (LONG - 1)))
+def waits_at(y: Any, i: Any) -> Any:
+    """Where what is to be element `i` of `y` waits."""
+    return np.uintp(LINE // width(y) + (i & (WAIT // width(y) - 1)))
 
 
 @called
 def written_past(y: Any, stop: Any, waiting: Any, held: Any) -> Any:
-    """How many values still wait of the `held` before `stop`: most are written if they are LONG."""
-    return held if stop & (LONG - 1) else write_past(y, stop, waiting, held)
+    """How many values still wait of the `held` before `stop`: most are written if they are WAIT."""
+    return held if stop & (WAIT // width(y) - 1) else write_past(y, stop, waiting, held)
 
 
 @called
 def write_rest(y: Any, stop: Any, waiting: Any, held: Any) -> None:
     """Write what still waits."""
-    base, first = np.uintp(stop - held), waits_at(stop) - np.uintp(held)
+    base, first = np.uintp(stop - held), waits_at(y, stop) - np.uintp(held)
     for k in range(np.uintp(held)):
         y[base + k] = waiting[first + k]
 
@@ -340,7 +345,7 @@ def end_past(y: Any, end: Any, waiting: Any, held: Any) -> None:
 
 
 def stretch_of(element: Function) -> Function:
-    """What makes `m` elements of those of `x` from `at` on, up to the LONG-th of `y`.
+    """What makes `m` elements of those of `x` from `at` on, `up_to_past` at most.
 
     It tells how many of these wait then, of which `held` did.
     """
@@ -348,7 +353,7 @@ def stretch_of(element: Function) -> Function:
     def stretch(
         x: Any, at: Any, begin: Any, m: Any, p: Any, constants: Any, y: Any, waiting: Any, held: Any
     ) -> Any:
-        to = waits_at(begin)
+        to = waits_at(y, begin)
         for k in range(np.uintp(m)):
             value, _ = element(each(x, at + k), p, constants, y)
             store(waiting, to + k, value)

@@ -11,8 +11,8 @@ from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import AHEAD, FETCHED_FAR, LONG, far, fetch, local, to_line
-from npquant.cpu.segments import WAITING, end_past, stretch_of
+from npquant.cpu.memory import AHEAD, FETCHED_FAR, LONG, far, fetch, to_line, waiting_for
+from npquant.cpu.segments import end_past, stretch_of, up_to_past
 from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
 from npquant.formulas.quantize import SURE
 from npquant.primitives import bits, item, like, of_bits, store
@@ -137,7 +137,7 @@ class Tried(Elementwise):
                 if not usual(look, scale, zero_point, least, most):
                     return False
                 constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
-                waiting, held = local(WAITING, item(y)), 0
+                waiting, held = waiting_for(y), 0
                 while begin < end:
                     row = (first + begin) // inner
                     stop = min((row + 1) * inner - first, end)
@@ -153,7 +153,7 @@ class Tried(Elementwise):
                     while begin < stop:
                         m, base = min(stop - begin, LONG), np.uintp(begin)
                         if past:
-                            m = min(m, LONG - (begin & (LONG - 1)))
+                            m = min(m, up_to_past(y, begin))
                         u, at_u = brought(x, base, np.uintp(m), rooms)
                         if past and wrong:
                             held = by_rule(u, at_u, begin, m, rule, constants, y, waiting, held)

@@ -16,11 +16,11 @@ from npquant.cpu.lowered import inlined
 from npquant.cpu.memory import local
 from npquant.primitives import each, store
 
-#: Elements of a strip at most.
-STRIP = 512
+#: Elements of a strip at most, and of one that goes past the caches.
+STRIP, STRIP_PAST = 512, 128
 
 
-def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
+def in_steps(*steps: Callable[..., Any], most: int = STRIP) -> Callable[..., None]:
     """A function that does `n` elements of `x`, from `begin` on, and writes to `y` from `to` on.
 
     It is ``strip(x, begin, n, made, shared, kind, y, to)``, with () made; what is between steps has
@@ -31,6 +31,8 @@ def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
     *steps : callable
         ``step(element, made, shared) -> value``, given what the steps before it have made of the
         element. The last makes the result.
+    most : int
+        Elements of a strip at most.
     """
     step, *rest = steps
     if not rest:
@@ -43,12 +45,12 @@ def in_steps(*steps: Callable[..., Any]) -> Callable[..., None]:
 
         return inlined(last)
 
-    others = in_steps(*rest)
+    others = in_steps(*rest, most=most)
 
     def strip(
         x: Any, begin: Any, n: Any, made: Any, shared: Any, kind: Any, y: Any, to: Any
     ) -> None:
-        room = local(STRIP, kind)
+        room = local(most, kind)
         for k in range(np.uintp(n)):
             room[k] = step(each(x, begin + k), each(made, k), shared)
         others(x, begin, n, made + (room,), shared, kind, y, to)  # noqa: RUF005 (for Numba)
