@@ -21,6 +21,7 @@ from npquant.cpu.qparams import (
     Observe,
     choose_fbgemm,
     choose_fbgemm_symmetric,
+    moved,
     observe_fbgemm,
     observe_fbgemm_symmetric,
     range_of,
@@ -29,9 +30,8 @@ from npquant.cpu.strided import overlap
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled, renamed
 from npquant.dtypes import EXACT32, affine_precision, bool_, float32, int32
 from npquant.formulas import fake_quantize as f
-from npquant.formulas.qparams import moving_average
 from npquant.layout import PER_TENSOR, Granularity
-from npquant.primitives import item, like, store
+from npquant.primitives import like, store
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ class Fused:
     """x -> its running range and qparams, in place, and x fake quantized."""
 
     def __init__(self, observe: Observe, choose: Choose) -> None:
-        formula = choose.formula
+        put = choose.put
 
         def whole(
             x: Any, observing: Any, constant: Any, low: Any, high: Any, lo: Any, hi: Any, eps: Any,
@@ -65,11 +65,8 @@ class Fused:
                 return OVERLAP
             if observing:
                 least, greatest = range_of(x, 0, 1, x.size)
-                low[0] = moving_average(low[0], like(least, low[0]), constant)
-                high[0] = moving_average(high[0], like(greatest, high[0]), constant)
-            chosen = formula(low[0], high[0], lo, hi, eps, 0, item(scale))
-            scale[0] = like(chosen[0], item(scale))
-            zero_point[0] = like(chosen[1], item(zero_point))
+                moved(0, least, greatest, constant, low, high)
+            chosen = put(0, low[0], high[0], lo, hi, eps, 0, scale, zero_point)
             if abs(chosen[1]) > EXACT32:
                 return REST
             constants = least_code, greatest_code, 0
@@ -95,15 +92,14 @@ class Fused:
                 stop = min(first + some, end)
                 for c in range(first, stop if observing else first):
                     least, greatest = range_of_run(x, c * inner, inner)
-                    low[c] = moving_average(low[c], like(least, low[c]), constant)
-                    high[c] = moving_average(high[c], like(greatest, high[c]), constant)
+                    moved(c, least, greatest, constant, low, high)
                 choose_rows(first, stop, low, high, lo, hi, eps, 0, scale, zero_point)
                 quantize_rows(first * inner, stop * inner, 0, 0.0, 0.0, 0, channels, inner, x,
                               scale, zero_point, least_code, greatest_code, 0, y,
                               mask)  # fmt: skip
             return DONE
 
-        name = f"{formula.__name__}_fused"
+        name = f"{choose.formula.__name__}_fused"
         self.whole = compiled(renamed(whole, name), lambda key: _signature(*key))
         self.rows = Kernel(rows, f"{name}_rows", _rows_signature)
         self._observe, self._choose = observe, choose

@@ -82,18 +82,27 @@ class Choose:
     """The range of each channel -> its scale and zero point."""
 
     def __init__(self, formula: Callable[..., Any]) -> None:
+        @called
+        def put(
+            c: Any, least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
+            zero_point: Any,
+        ) -> Any:  # fmt: skip
+            """Write what channel `c` has; return it as it was chosen."""
+            chosen = formula(least, greatest, lo, hi, eps, middle, item(scale))
+            scale[c] = like(chosen[0], item(scale))
+            zero_point[c] = like(chosen[1], item(zero_point))
+            return chosen
+
         def channels(
             begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any, eps: Any,
             middle: Any, scale: Any, zero_point: Any,
         ) -> None:  # fmt: skip
-            s, z = item(scale), item(zero_point)
             for c in range(np.uintp(begin), np.uintp(end)):
-                chosen = formula(least[c], greatest[c], lo, hi, eps, middle, s)
-                scale[c] = like(chosen[0], s)
-                zero_point[c] = like(chosen[1], z)
+                put(c, least[c], greatest[c], lo, hi, eps, middle, scale, zero_point)
 
         #: For kernels that do more than this.
-        self.segment = choose = called(channels)
+        self.put, self.segment = put, called(channels)
+        choose = self.segment
 
         def in_order(
             least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
@@ -110,12 +119,9 @@ class Choose:
             zero_point: Any,
         ) -> None:  # fmt: skip
             """The same of data, of which there are `few`."""
-            s, z = item(scale), item(zero_point)
             for c in range(channels):
                 least, greatest = range_of(x, c, channels, inner)
-                chosen = formula(least, greatest, lo, hi, eps, middle, s)
-                scale[c] = like(chosen[0], s)
-                zero_point[c] = like(chosen[1], z)
+                put(c, least, greatest, lo, hi, eps, middle, scale, zero_point)
 
         def rows_by(ranges: Callable[..., Any]) -> Callable[..., Any]:
             def some_rows(
@@ -123,14 +129,11 @@ class Choose:
                 scale: Any, zero_point: Any,
             ) -> None:  # fmt: skip
                 """The same of rows that follow one another, ROWS of them at most."""
-                s, z = item(scale), item(zero_point)
                 least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
                 ranges(x, begin, end - begin, inner, least, greatest, 0)
                 base = np.uintp(begin)
                 for k in range(np.uintp(end - begin)):
-                    chosen = formula(least[k], greatest[k], lo, hi, eps, middle, s)
-                    scale[base + k] = like(chosen[0], s)
-                    zero_point[base + k] = like(chosen[1], z)
+                    put(base + k, least[k], greatest[k], lo, hi, eps, middle, scale, zero_point)
 
             return called(some_rows)  # type: ignore[no-any-return]
 
@@ -231,6 +234,13 @@ move = Move(f.moving_average)
 step_towards = Move(f.step_towards)
 
 
+@called
+def moved(c: Any, least: Any, greatest: Any, constant: Any, low: Any, high: Any) -> None:
+    """As `move`, of one channel of data of any dtype."""
+    low[c] = f.moving_average(low[c], like(least, low[c]), constant)
+    high[c] = f.moving_average(high[c], like(greatest, high[c]), constant)
+
+
 class Observe:
     """x -> its running range, in place, and the scales and zero points of that: a step of training.
 
@@ -238,22 +248,18 @@ class Observe:
     """
 
     def __init__(self, choose: Choose) -> None:
-        formula = choose.formula
+        put = choose.put
 
         def channels(
             begin: Any, end: Any, channels: Any, inner: Any, x: Any, constant: Any, low: Any,
             high: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any, zero_point: Any,
         ) -> None:  # fmt: skip
-            s, z = item(scale), item(zero_point)
             for c in range(begin, end):
                 least, greatest = range_of(x, c, channels, inner)
-                low[c] = f.moving_average(low[c], like(least, low[c]), constant)
-                high[c] = f.moving_average(high[c], like(greatest, high[c]), constant)
-                chosen = formula(low[c], high[c], lo, hi, eps, middle, s)
-                scale[c] = like(chosen[0], s)
-                zero_point[c] = like(chosen[1], z)
+                moved(c, least, greatest, constant, low, high)
+                put(c, low[c], high[c], lo, hi, eps, middle, scale, zero_point)
 
-        self._kernel = Kernel(channels, f"observe_{formula.__name__}", _observe_signature)
+        self._kernel = Kernel(channels, f"observe_{choose.formula.__name__}", _observe_signature)
         self._choose = choose
 
     def __call__(
