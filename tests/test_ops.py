@@ -23,6 +23,7 @@ from npquant.cpu.extremes import minmax
 from npquant.cpu.folded import LONGEST, MANY, folds
 from npquant.cpu.qparams import ROWS, TOGETHER
 from npquant.cpu.target import GRAIN
+from npquant.cpu.vectors import AT_ONCE, VECTORS
 from npquant.formulas import quantize as formulas
 from npquant.layout import LANES, per_channel, per_token
 
@@ -1050,6 +1051,15 @@ def test_extremes_in_any_tile(place):
             agree("choose_qparams_per_token_asymmetric", np.stack([x, x / 2], axis=1).T, np.int8)
 
 
+@pytest.mark.parametrize("place", [0, 4095, 4096, 50_000, 69_999])
+def test_extremes_in_any_tile_of_every_third_element(place):
+    """These are found tile by tile, where those of flat data are one run."""
+    for sign in (1, -1):
+        x = np.random.default_rng(4).normal(size=70_000).astype(F32)
+        x[place] = sign * 100
+        agree("choose_qparams", np.repeat(x, 3)[::3], -128, 127, 1e-5, np.int8)
+
+
 @pytest.mark.parametrize("place", [0, 21_844, 21_845, 50_000, 69_999])
 def test_extremes_of_columns_in_any_tile(place):
     for sign in (1, -1):
@@ -1093,6 +1103,40 @@ def test_extremes_of_folded_rows_in_every_place(dtype):
         for lay in (x, np.repeat(x, 2, axis=1)[:, ::2]):
             least, greatest = minmax(per_token(x.shape), lay)
             assert_same((least, greatest), (x.min(1), x.max(1)), inner)
+
+
+@pytest.mark.parametrize(
+    "dtype", **named((*FLOATS, np.int8, np.uint8, np.uint16, np.int32, np.int64))
+)
+def test_extremes_of_long_rows_in_every_place(dtype):
+    """Of each sign alone and of both, zeros of both, and NaNs; of every second element, too."""
+    lanes, dtype = VECTORS // np.dtype(dtype).itemsize, np.dtype(dtype)
+    for inner in (LONGEST + 1, LONGEST + AT_ONCE * lanes - 1, LONGEST + AT_ONCE * lanes):
+        rng, rows = np.random.default_rng(inner), 3 * inner // 97
+        x = rng.integers(2, 99, (rows, inner)).astype(dtype)
+        row, place = np.arange(rows), (97 * np.arange(rows)) % inner
+        place[-AT_ONCE:] = np.arange(inner - AT_ONCE, inner)
+        if dtype.kind in "iu":
+            x[row, place] = np.where(row % 2, np.iinfo(dtype).min, np.iinfo(dtype).max)
+        else:
+            x[row % 3 == 0] *= -1
+            x[row % 3 == 1] *= rng.choice([-1, 1], (rows, inner)).astype(dtype)[row % 3 == 1]
+            odd = np.array([120, 1, 0.0, -0.0, -1, -120, np.nan, -np.nan], dtype)
+            x[row, place] = odd[row % 8]
+        wide = x if dtype.kind in "iu" else x.astype(F64)
+        least, greatest = wide.min(1).astype(dtype), wide.max(1).astype(dtype)
+        for lay in (x, np.repeat(x, 2, axis=1)[:, ::2]):
+            assert_same(minmax(per_token(x.shape), lay), (least, greatest), inner)
+
+
+def test_the_least_of_zeros():
+    """-0.0 is less than 0.0, in whole vectors as in others."""
+    least, greatest = np.array([-0.0], F32), np.array([0.0], F32)
+    for n in (3, LONGEST + 1):
+        x = np.zeros(n, F32)
+        x[n // 2] = -0.0
+        assert_same(minmax(per_token(x.shape), x), (least, greatest))
+        assert_same(minmax(per_token(x.shape), -x), (least, greatest))
 
 
 @pytest.mark.parametrize("inner", [LANES - 1, LANES, 40])

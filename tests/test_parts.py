@@ -346,6 +346,23 @@ def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
     assert max(re.findall(r"vmulpd\s.*([xyz]mm)", text)) == longest
 
 
+@of_x86
+@pytest.mark.parametrize("name", ["icelake-server", "znver3"])
+def test_arrays_are_not_addressed_as_the_stack_is(name, tmp_path):
+    """By the register of a function's frame, if it has none; where that takes longer."""
+    code = """if True:
+        from npquant.cpu.extremes import minmax, np
+        key = np.dtype(np.float32), np.dtype(np.int32)
+        library = minmax._runs._code[key].library
+        print(library.get_llvm_str(), library.get_asm_str())
+    """
+    text = compiled_for(name, "+avx512f,+avx512vl,+avx512vbmi2", code, tmp_path)
+    assert ('"frame-pointer"="all"' in text) == (name == "icelake-server")
+    if name == "icelake-server":
+        assert "vpmaxud" in text
+        assert "(%rbp,%" not in text
+
+
 def test_what_is_not_inlined_is_the_kernels_own():
     """Nobody else finds it by its name, which is another's in another process."""
     float32, float64, int64 = map(np.dtype, (np.float32, np.float64, np.int64))

@@ -21,12 +21,14 @@ from npquant.cpu.memory import (
     far,
     fetch,
     from_line,
+    width,
 )
 from npquant.cpu.segments import Function
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import VIEW, VIEWS, gather, place, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
+from npquant.cpu.vectors import VECTORS, extremes_in_vectors, extremes_in_vectors_fetched
 from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
 from npquant.formulas.base import extremes_of
 from npquant.formulas.histogram import finite_key_above, finite_key_below
@@ -57,7 +59,15 @@ def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Func
             begin += m
         return lo, hi
 
-    return called(run)  # type: ignore[no-any-return]
+    def run_of_keys(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
+        if n * width(x) >= VECTORS:
+            if fetched and far(x):
+                return extremes_in_vectors_fetched(x, begin, n, lo, hi)
+            return extremes_in_vectors(x, begin, n, lo, hi)
+        return run(x, begin, n, lo, hi)
+
+    run = called(run)
+    return called(run_of_keys) if low is high is key else run  # type: ignore[no-any-return]
 
 
 def _runs_of(low: Function, high: Function, run_on: Function) -> Function:
@@ -67,12 +77,16 @@ def _runs_of(low: Function, high: Function, run_on: Function) -> Function:
         begin: Any, end: Any, channels: Any, inner: Any, count: Any, x: Any,
         least: Any, greatest: Any,
     ) -> None:  # fmt: skip
-        """Tasks (channel, tile): the least and the greatest key of each."""
+        """Tasks (channel, tile): the least and the greatest key of each.
+
+        Tiles that follow one another have those of all of them: to begin anew takes time.
+        """
         tiles = least.shape[1]
-        for task in range(begin, end):
-            c = task // tiles
-            tile = task - c * tiles
-            left = min(count - tile * TILE, TILE)
+        while begin < end:
+            c = begin // tiles
+            tile = begin - c * tiles
+            some = min(tiles - tile, end - begin)
+            left = min(count - tile * TILE, some * TILE)
             row = tile * TILE // inner
             i = tile * TILE - row * inner
             v = x[(row * channels + c) * inner + i]
@@ -83,8 +97,9 @@ def _runs_of(low: Function, high: Function, run_on: Function) -> Function:
                 left -= m
                 row += 1
                 i = 0
-            least[c, tile] = lo
-            greatest[c, tile] = hi
+            for k in range(tile, tile + some):
+                least[c, k], greatest[c, k] = lo, hi
+            begin += some
 
     return runs
 

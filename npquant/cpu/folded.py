@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from npquant.cpu.lowered import called, lowered
-from npquant.cpu.memory import AHEAD, EverySecond, data_of, far, fetch, local
+from npquant.cpu.lowered import called
+from npquant.cpu.memory import far, local
+from npquant.cpu.vectors import lanes_of_row, lanes_of_row_fetched
 from npquant.formulas.base import extremes_of
 from npquant.layout import LANES
 from npquant.primitives import item, key
@@ -31,65 +29,6 @@ _LANES_OF_ALL, _FEWER = LANES * MANY, 4 * MOST
 def folds(inner: int) -> bool:
     """Whether rows of `inner` elements are folded together."""
     return LANES <= inner <= LONGEST
-
-
-def lanes_of_row(x: Any, at: Any, n: Any, least: Any, greatest: Any, to: Any) -> None:
-    """The least and the greatest key of some of `n` elements from `at` on, LANES or more.
-
-    There are LANES of each, written from the place `to` on, and each element is in one or more.
-    """
-    for lane in range(LANES):
-        keys = [key(v) for v in (*x[at + lane : at + n : LANES], x[at + n - LANES + lane])]
-        least[to + lane], greatest[to + lane] = min(keys), max(keys)
-
-
-@lowered(lanes_of_row)
-def _lanes_of_row(context: Any, x: Any, at: Any, n: Any, least: Any, greatest: Any, to: Any) -> Any:
-    integer, step = isinstance(x.dtype, types.Integer), 1 + isinstance(x, EverySecond)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        array, at, n, lows, highs, to = args
-        size = context.get_abi_sizeof(context.get_data_type(x.dtype))
-        bits = ir.IntType(8 * size)
-        row = ir.VectorType(bits, LANES)
-        data = builder.bitcast(data_of(context, builder, x, array), bits.as_pointer())
-        signed = not integer or x.dtype.signed
-        compare = builder.icmp_signed if signed else builder.icmp_unsigned
-
-        def keys(k: Any, back: int = 0) -> Any:
-            place = builder.mul(builder.add(at, k), k.type(step))
-            place = builder.gep(data, [builder.sub(place, k.type(back))])
-            wide = ir.VectorType(bits, LANES * step)
-            v = builder.load(builder.bitcast(place, wide.as_pointer()), align=size)
-            if step > 1:
-                order = ir.VectorType(ir.IntType(32), LANES)(list(range(back, wide.count, step)))
-                v = builder.shuffle_vector(v, v, order)
-            if integer:
-                return v
-            sign, rest = (row([m] * LANES) for m in (8 * size - 1, 2 ** (8 * size - 1) - 1))
-            return builder.xor(v, builder.and_(builder.ashr(v, sign), rest))
-
-        found = [cgutils.alloca_once_value(builder, keys(n.type(0))) for _ in range(2)]
-
-        def see(v: Any) -> None:
-            for below, place in zip("<>", found, strict=True):
-                held = builder.load(place)
-                builder.store(builder.select(compare(below, v, held), v, held), place)
-
-        width = n.type(LANES)
-        last = builder.sub(n, width)
-        with cgutils.for_range_slice(builder, width, last, width, n.type) as (k, _):
-            see(keys(k))
-        # Some once more, which changes no extreme; nothing beyond the row, which may not be there.
-        see(keys(last, step - 1))
-        for kind, room, place in zip((least, greatest), (lows, highs), found, strict=True):
-            to_all = builder.gep(data_of(context, builder, kind, room), [to])
-            to_all = builder.bitcast(to_all, row.as_pointer())
-            builder.store(builder.load(place), to_all, align=size)
-        return context.get_dummy_value()
-
-    index = types.intp
-    return types.void(x, index, index, least, greatest, index), codegen
 
 
 def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
@@ -118,8 +57,9 @@ def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
                 for m in range(n):
                     at = (row + begin + m) * inner
                     if ahead:
-                        fetch(x, at + AHEAD, inner)
-                    lanes_of_row(x, at, inner, u, v, m * LANES)
+                        lanes_of_row_fetched(x, at, inner, u, v, m * LANES)
+                    else:
+                        lanes_of_row(x, at, inner, u, v, m * LANES)
                 for k in range(np.uintp(4 * n)):
                     i = four * k
                     lo[k] = min(min(u[i], u[i + one]), min(u[i + two], u[i + three]))
