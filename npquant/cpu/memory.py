@@ -248,14 +248,22 @@ def fetch_to_second(values: Any, first: Any, n: Any) -> None:
     """
 
 
+_BYTE = ir.IntType(8).as_pointer()
+
+
+def prefetch(builder: Any, place: Any, nearness: int) -> None:
+    """Fetch the line in which the byte at `place` is: to the first cache, with a nearness of 3."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [place, number(0), number(nearness), number(1)])
+
+
 def _fetching(nearness: int) -> Any:
     def fetching(context: Any, values: Any, first: Any, n: Any) -> Any:
         several = isinstance(values, types.BaseTuple)
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-            prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
             arrays = cgutils.unpack_tuple(builder, args[0]) if several else [args[0]]
             _, first, n = args
             for array, to in zip(arrays, values if several else [values], strict=True):
@@ -265,8 +273,8 @@ def _fetching(nearness: int) -> Any:
                 line = n.type(LINE // (size * each.constant))
                 with cgutils.for_range_slice(builder, n.type(0), n, line, n.type) as (k, _):
                     i = builder.mul(builder.add(first, k), each)
-                    place = builder.bitcast(builder.gep(data, [i]), byte)
-                    builder.call(prefetch, [place, number(0), number(nearness), number(1)])
+                    place = builder.bitcast(builder.gep(data, [i]), _BYTE)
+                    prefetch(builder, place, nearness)
             return context.get_dummy_value()
 
         return types.void(values, types.intp, types.intp), codegen

@@ -15,13 +15,13 @@ from numba import types
 from numba.core import cgutils
 
 from npquant.cpu.lowered import lowered
-from npquant.cpu.memory import LINE, PAST_AHEAD, EverySecond, data_of
+from npquant.cpu.memory import LINE, PAST_AHEAD, EverySecond, data_of, prefetch
 from npquant.layout import LANES
 from npquant.primitives import key
 
-#: Bytes of a vector that is looked at: two of the processor, or more. AT_ONCE of them are, as long
-#: as there are: a processor foresees the end of a row of up to 16 KiB then. If not, it waits there
-#: until all that it has begun to read has come. (Measured.)
+#: Bytes of a vector that is looked at: two of the processor, or more. Where they are fetched,
+#: AT_ONCE of them are, as long as there are: so a processor foresees the end of a row of 8 KiB, but
+#: not always of 16; there it seems to wait for all that it has begun to read. (Measured.)
 VECTORS, AT_ONCE = 2 * LINE, 4
 
 
@@ -71,14 +71,11 @@ class _Vectors:
                     see(self.load(at))
 
     def fetch(self, i: Any) -> None:
-        """Fetch the lines of those from `i` on, so many bytes ahead of them."""
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        prefetch = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
-        place = self._builder.bitcast(self.place(i), byte)
+        """Fetch the lines that lie half a page behind those from `i` on."""
+        place = self._builder.bitcast(self.place(i), ir.IntType(8).as_pointer())
         for line in range(0, self.lanes * self.size * self._step, LINE):
             ahead = self._builder.gep(place, [i.type(PAST_AHEAD + line)])
-            self._builder.call(prefetch, [ahead, number(0), number(3), number(1)])
+            prefetch(self._builder, ahead, 3)
 
     def keys(self, v: Any) -> Any:
         """The keys of a vector."""
