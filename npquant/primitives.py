@@ -57,6 +57,16 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return kind(near)
 
 
+def larger_number(a: Any, b: Any) -> Any:
+    """The larger of two, `b` if `a` is a NaN; of zeros that of either sign. `b` is none."""
+    return a if a > b else b
+
+
+def smaller_number(a: Any, b: Any) -> Any:
+    """The smaller of two; see `larger_number`."""
+    return a if a < b else b
+
+
 def widen(v: Any) -> Any:
     """`v` in the narrowest of float32 and float64 that holds every value of its type."""
     if isinstance(v, (np.float32, np.float64)):
@@ -215,8 +225,8 @@ def bits(v: Any) -> Any:
 
 
 def of_bits(k: Any, other: Any) -> Any:
-    """The value whose bits are the lowest of the integer `k`, in the one-byte type of `other`."""
-    return np.asarray(k & 255, np.uint8).view(type(other))[()]
+    """The value whose bits are the lowest of the integer `k`, in the type of `other`."""
+    return np.asarray(k).astype(f"u{other.itemsize}").view(type(other))[()]
 
 
 def value(k: Any, other: Any) -> Any:
@@ -250,6 +260,11 @@ def exponent(v: Any) -> Any:
     """e of v = m * 2**e, as a float; see `mantissa`."""
     m, e = np.frexp(v)
     return type(v)(e if m >= type(v)(SQRT_HALF) else e - 1)
+
+
+def near_reciprocal(v: Any) -> Any:
+    """About 1 / v of a float32 whose reciprocal is a normal number: off by two ulp at most."""
+    return np.float32(1) / v
 
 
 def from_one(m: Any) -> Any:

@@ -149,7 +149,8 @@ def _fma(a, b, c):
 
 @teach(p.at)
 def _at(p, c):
-    return element(p, c) if isinstance(p, types.Array) else first(p, c)
+    several = types.Array, types.CPointer  # a pointer where a GPU's kernel is tested on the CPU
+    return element(p, c) if isinstance(p, several) else first(p, c)
 
 
 @teach(p.each)
@@ -437,6 +438,21 @@ def _exponent(v):
     as_int, kind, width, least, _ = _split(v)
     cast = getattr(np, v.name)
     return lambda v: cast(kind(kind(as_int(v) - least) >> width))
+
+
+@teach(p.larger_number)
+def _larger_number(a, b):
+    return lambda a, b: a if a > b else b
+
+
+@teach(p.smaller_number)
+def _smaller_number(a, b):
+    return lambda a, b: a if a < b else b
+
+
+@teach(p.near_reciprocal)
+def _near_reciprocal(v):
+    return lambda v: np.float32(1) / v
 
 
 @teach(p.from_one)

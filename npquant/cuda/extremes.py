@@ -10,7 +10,7 @@ from numba import types
 
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.loops import unrolled
-from npquant.cuda.reduce import Shape, divided, parts_of, walked
+from npquant.cuda.reduce import RUNS, Shape, divided, parts_of, walked
 from npquant.cuda.target import COUNT, PLACE, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
@@ -234,7 +234,7 @@ class Extremes:
                 self.lanes(blocks * parts, wide * LANES, args, form, x.stream())
             else:
                 form = (x.dtype, width, shape.single, whole)
-                self.runs(channels * parts, THREADS, (*shape, *rest), form, x.stream())
+                self.runs(channels * parts, THREADS, (*shape.told, *rest), form, x.stream())
             if not whole:
                 args = (parts, *(a.argument() for a in (*to, *found)))
                 _all_parts(channels, THREADS, args, (x.dtype,), x.stream())
@@ -267,7 +267,8 @@ class Extremes:
                     least[c * parts + part], greatest[c * parts + part] = lows[0], highs[0]
 
         to = pointer(x if whole else kind)
-        return kernel, (*[types.int64] * 5, pointer(x), to, to)
+        integer = types.int64
+        return kernel, (integer, RUNS, *[integer] * 3, pointer(x), to, to)
 
     def _make_teams(self, x: Any, *form: int) -> tuple[Callable[..., None], Types]:
         team, (kind, number) = Team(*form), kinds(x)

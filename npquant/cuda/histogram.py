@@ -17,7 +17,7 @@ from numba import types
 from npquant.cpu import searches
 from npquant.cpu.searches import bin_of_part, codes_of, search_of_ends, torch_sum
 from npquant.cuda.arrays import device
-from npquant.cuda.reduce import Shape, divided, parts_of, walked
+from npquant.cuda.reduce import RUNS, Shape, divided, parts_of, walked
 from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved, vectors
 from npquant.cuda.walk import pieces
@@ -93,7 +93,7 @@ class Count:
                 parts, span = parts_of(shape.length, shape.channels, max(TILE, 4 * bins))
                 room = max(256, 1 << (bins - 1).bit_length())
                 form = (min(shape.width(flat), 8), shape.single, room)
-                args = (*shape, parts, span, *rest)
+                args = (*shape.told, parts, span, *rest)
                 self.blocks(shape.channels * parts, THREADS, args, (*key, *form), on)
 
     def _make_blocks(
@@ -136,7 +136,7 @@ class Count:
                 if table[k] > 0:
                     _add(counts, c * bins + k, np.int64(table[k]))
 
-        return kernel, (*[types.int64] * 6, *_count_types(x, bound))
+        return kernel, (types.int64, RUNS, *[types.int64] * 4, *_count_types(x, bound))
 
     def _make_elements(self, x: Any, bound: Any, far: bool) -> tuple[Callable[..., None], Types]:
         parameters, bin_of = self._parameters, self._bin

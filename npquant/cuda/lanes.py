@@ -63,12 +63,16 @@ def _adder(strips: Strips, sums: int) -> Callable[..., None]:
 
     @formula
     def add(t: Any, strip: Any, n: Any, terms: Any, lanes: Any) -> None:
-        lane = t % 32
-        i = lane % LANES
-        if t // 32 == strip % turns and lane < sums * LANES and i < n:
-            start = strip % 2 * (sums * part) + lane // LANES * part + i % width * column
-            at_term = PLACE(start + i // width)
-            total, count = lanes[lane], COUNT((n - i + LANES - 1) // LANES)
+        lane = COUNT(t % COUNT(32))
+        i = COUNT(lane % COUNT(LANES))
+        mine = COUNT(t // COUNT(32)) == COUNT(strip % COUNT(turns))
+        if mine and lane < COUNT(sums * LANES) and i < n:
+            start = COUNT(
+                strip % COUNT(2) * COUNT(sums * part) + lane // COUNT(LANES) * COUNT(part)
+            )
+            start = COUNT(start + COUNT(i % COUNT(width)) * COUNT(column))
+            at_term, place = PLACE(COUNT(start + i // COUNT(width))), PLACE(lane)
+            total, count = lanes[place], COUNT(COUNT(n - i + COUNT(LANES - 1)) // COUNT(LANES))
             ahead = cuda.local.array(AHEAD, types.float64)
             for _ in range(count // COUNT(AHEAD)):
                 for k in range(AHEAD):
@@ -79,7 +83,7 @@ def _adder(strips: Strips, sums: int) -> Callable[..., None]:
             for _ in range(count % COUNT(AHEAD)):
                 total += np.float64(terms[at_term])
                 at_term += PLACE(step)
-            lanes[lane] = total
+            lanes[place] = total
 
     return add
 
@@ -117,17 +121,18 @@ def runs_of(
     ) -> None:
         """What a thread takes of a strip, from element `first` on; nothing behind the last."""
         for u in range(count):
-            e = first + u * (width * threads)
-            if e + width <= left:
-                to = place_of(COUNT(skip + COUNT(e)), channels, inner)
+            e = COUNT(first + COUNT(u * (width * threads)))
+            if COUNT(e + COUNT(width)) <= left:
+                to = place_of(COUNT(skip + e), channels, inner)
                 found = load(moved(data, to), COUNT(0), COUNT(0))
                 for k in range(width):
                     values[0][u * width + k] = found[0][k]
                     values[1][u * width + k] = found[1][k]
             elif single and e < left:  # the end of all data
                 for k in range(width):
-                    values[0][u * width + k] = data[0][min(e + k, left - 1)]
-                    values[1][u * width + k] = data[1][min(e + k, left - 1)]
+                    i = min(COUNT(e + COUNT(k)), COUNT(left - COUNT(1)))
+                    values[0][u * width + k] = data[0][i]
+                    values[1][u * width + k] = data[1][i]
 
     def kernel(
         channels: Any, inner: Any, length: Any, tiles: Any, apart: Any, g: Any, x: Any, scale: Any,
@@ -136,13 +141,13 @@ def runs_of(
     ) -> None:  # fmt: skip
         terms = cuda.shared.array(room_of_terms, term)
         lanes = cuda.shared.array(room_of_lanes, types.float64)
-        t, task = cuda.threadIdx.x, cuda.blockIdx.x
-        if single or inner >= TILE:
+        t, task = COUNT(cuda.threadIdx.x), cuda.blockIdx.x
+        if single or inner[0] >= TILE:
             c, tile = divided(task, tiles)
         else:
             tile, c = divided(task, channels)
         start = tile * TILE
-        left = min(length - start, TILE)
+        left = COUNT(min(length - start, TILE))
         begin, skip = begin_of(c, start, channels, inner)
         data, out = moved((g, x), begin), moved((y,), begin)
         constants = lo, hi, factor
@@ -150,11 +155,12 @@ def runs_of(
         if t < 2 * LANES:
             lanes[t] = 0
         values = scratch_of_all((g, x))
-        read(values, t * width, left, skip, channels, inner, data)
-        for strip in range((left + STRIP - 1) // STRIP):
-            own, base = strip * STRIP + t * width, PLACE(strip % 2 * (2 * part) + t)
+        own, strip, done = COUNT(t * COUNT(width)), COUNT(0), COUNT(0)
+        read(values, own, left, skip, channels, inner, data)
+        while done < left:
+            base = PLACE(COUNT(strip % COUNT(2) * COUNT(2 * part) + t))
             for u in range(count):
-                e = own + u * (width * threads)
+                e = COUNT(own + COUNT(u * (width * threads)))
                 if e < left:
                     room = scratch((y,))
                     for k in range(width):
@@ -163,17 +169,20 @@ def runs_of(
                         store(room[0], k, masked(v, inside))
                         terms[base + PLACE(u * threads + k * column)] = slope
                         terms[base + PLACE(u * threads + k * column + part)] = shift
-                    if e + width <= left:
-                        to = place_of(COUNT(skip + COUNT(e)), channels, inner)
+                    if COUNT(e + COUNT(width)) <= left:
+                        to = place_of(COUNT(skip + e), channels, inner)
                         write(moved(out, to), COUNT(0), COUNT(0), room)
                     elif single:
                         for k in range(width):
-                            if e + k < left:
-                                out[0][e + k] = room[0][k]
+                            i = COUNT(e + COUNT(k))
+                            if i < left:
+                                out[0][i] = room[0][k]
             # The next strip is on its way while the terms of this one are added.
-            read(values, own + STRIP, left, skip, channels, inner, data)
+            own = COUNT(own + COUNT(STRIP))
+            read(values, own, left, skip, channels, inner, data)
             cuda.syncthreads()
-            add(t, strip, min(left - strip * STRIP, STRIP), terms, lanes)
+            add(t, strip, min(COUNT(left - done), COUNT(STRIP)), terms, lanes)
+            strip, done = COUNT(strip + COUNT(1)), COUNT(done + COUNT(STRIP))
         _fold(t, lanes, 2, 1)
         if t == 0:
             store(first, c * by_channel + tile * by_tile, lanes[0])

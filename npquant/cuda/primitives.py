@@ -21,7 +21,8 @@ from npquant.formulas.base import formula
 register_model(Storage)(StorageModel)
 
 _REPLACED = {
-    p.rint, p.trunc, p.floor, p.sqrt, p.from_one, p.at, p.masked, p.narrowed, p.rounded_code,
+    p.rint, p.trunc, p.floor, p.sqrt, p.near_reciprocal, p.larger_number,
+    p.smaller_number, p.from_one, p.at, p.masked, p.narrowed, p.rounded_code,
     p.shifted, p.store,
 }  # fmt: skip
 
@@ -54,6 +55,20 @@ overload(p.trunc)(_by_type(libdevice.truncf, libdevice.trunc))
 overload(p.floor)(_by_type(libdevice.floorf, libdevice.floor))
 overload(p.sqrt)(_by_type(libdevice.fsqrt_rn, libdevice.dsqrt_rn))
 
+
+def _of_two(single: Any, double: Any) -> Any:
+    """An overload for two floats of one type."""
+
+    def implementation(a, b):
+        function = double if a == types.float64 else single
+        return lambda a, b: function(a, b)
+
+    return implementation
+
+
+overload(p.larger_number)(_of_two(libdevice.fmaxf, libdevice.fmax))
+overload(p.smaller_number)(_of_two(libdevice.fminf, libdevice.fmin))
+
 _masked_bits, _stored, _divided = (
     dict(TAUGHT)[primitive] for primitive in (p.masked, p.store, p.from_one)
 )
@@ -61,13 +76,23 @@ _masked_bits, _stored, _divided = (
 
 @intrinsic
 def _near_reciprocal(context: Any, v: Any) -> Any:
-    """1 / v; for 1 <= v <= 2 NVIDIA says that it is off by 2**-23 at most, which is two ulp."""
+    """1 / v; for 1 <= v <= 2 NVIDIA says that it is off by 2**-23 at most, which is two ulp.
+
+    Powers of two make no difference, where no number is subnormal.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-        return builder.call(ir.InlineAsm(kind, "rcp.approx.ftz.f32 $0, $1;", "=f,f"), args)
+        near = ir.InlineAsm(kind, "rcp.approx.ftz.f32 $0, $1;", "=f,f")
+        # What has been said, the compiler finds but once for what is the same.
+        return builder.call(near, args, attrs=("readnone", "nounwind"))
 
     return types.float32(types.float32), codegen
+
+
+@overload(p.near_reciprocal)
+def _near(v):
+    return lambda v: _near_reciprocal(v)
 
 
 @formula

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
 
 from npquant.cuda.arrays import DeviceArray
+from npquant.cuda.division import divisor, quotient
 from npquant.cuda.target import COUNT, SIMULATED
 from npquant.cuda.vectors import ACCESS
 from npquant.formulas.base import formula
@@ -23,6 +25,10 @@ BATCH = 4
 #: Blocks that minima and maxima are divided among, if each then has a tile or so: some times what a
 #: large device runs at once.
 BLOCKS = 4 if SIMULATED else 4096
+
+
+#: The length of a run as a kernel is told of it, with how to divide by it where there are several.
+RUNS = types.Tuple((types.int64, types.uint32, types.uint32))
 
 
 class Shape(NamedTuple):
@@ -41,6 +47,12 @@ class Shape(NamedTuple):
             raise ValueError(f"a channel of several runs must have fewer than 2**32 elements, got "
                              f"{length} in runs of {inner}")  # fmt: skip
         return Shape(layout.channels, inner, length)
+
+    @property
+    def told(self) -> tuple[int, tuple[int, int, int], int]:
+        """The same for a kernel, the second one of RUNS."""
+        _, factor, shift = divisor(1 if self.single else self.inner)
+        return self.channels, (self.inner, factor, shift), self.length
 
     @property
     def single(self) -> bool:
@@ -92,23 +104,23 @@ def divided(n: Any, by: Any) -> Any:
 @formula
 def run(c: Any, first: Any, channels: Any, inner: Any) -> Any:
     """Where the run begins that element `first` of a channel is in, and its place in it."""
-    row = np.int64(COUNT(first) // COUNT(inner))
-    return (row * channels + c) * inner, COUNT(first - row * inner)
+    row, length = np.int64(quotient(COUNT(first), inner)), inner[0]
+    return (row * channels + c) * length, COUNT(first - row * length)
 
 
 @formula
 def place_of(e: Any, channels: Any, inner: Any) -> Any:
     """How far from the beginning of the first run element `e` from there lies."""
-    row = COUNT(e // COUNT(inner))
-    return np.int64(row) * (channels * inner) + np.int64(COUNT(e - COUNT(row * COUNT(inner))))
+    row, length = quotient(e, inner), inner[0]
+    return np.int64(row) * (channels * length) + np.int64(COUNT(e - COUNT(row * COUNT(length))))
 
 
 def walked(single: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`run` and `place_of`, of a channel that is one run if `single`."""
+    """`run` and `place_of`, of a channel that is one run if `single`; `inner` is one of RUNS."""
 
     @formula
     def all_of_it(c: Any, first: Any, channels: Any, inner: Any) -> Any:
-        return c * inner + first, COUNT(0)
+        return c * inner[0] + first, COUNT(0)
 
     @formula
     def as_it_is(e: Any, channels: Any, inner: Any) -> Any:

@@ -16,7 +16,7 @@ from numba import types
 from npquant.cpu.loops import NUMBER_TYPES, number_type
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.lanes import TEAMS, Strips, lanes_of, runs_of, teams_of, total_of
-from npquant.cuda.reduce import Shape, divided
+from npquant.cuda.reduce import RUNS, Shape, divided
 from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved
 from npquant.cuda.walk import pieces
@@ -107,11 +107,12 @@ class Gradients:
             elif shape.beside or shape.short(LONGEST):
                 wide, blocks, pitch, jump = shape.across()
                 args = (channels, blocks, pitch, jump, shape.length, tiles, apart, *rest)
-                form = wide, shape.beside, shape.batch
+                form: tuple[Any, ...] = (wide, shape.beside, shape.batch)
                 self.lanes(blocks * tiles, wide * LANES, args, (*key, *form), on)
             else:
-                self.runs(channels * tiles, Strips(width).threads, (*shape, tiles, apart, *rest),
-                          (*key, width, shape.single), on)  # fmt: skip
+                args = (*shape.told, tiles, apart, *rest)
+                form = width, shape.single
+                self.runs(channels * tiles, Strips(width).threads, args, (*key, *form), on)
         if rows:
             if tiles > 1:
                 of_rows = x.new((2, channels), np.float64)
@@ -127,7 +128,7 @@ class Gradients:
     ) -> tuple[Callable[..., None], Types]:  # fmt: skip
         rest = _gradient_types(x, scale, zero_point, code, first, last)
         kernel = runs_of(self._parameters, self._element, rest[6], width, single)
-        return kernel, (*[types.int64] * 5, *rest)
+        return kernel, (types.int64, RUNS, *[types.int64] * 3, *rest)
 
     def _make_teams(
         self, x: Any, scale: Any, zero_point: Any, code: str, first: Any, last: Any, width: int,

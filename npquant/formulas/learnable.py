@@ -6,9 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from npquant.formulas.base import STEP_BACK, clamp, clamp_number, formula
+from npquant.formulas.base import STEP_BACK, clamp, formula
 from npquant.formulas.fake_quantize import affine, affine_wide
-from npquant.primitives import floating, fma, item, like, rint, trunc, widen
+from npquant.primitives import (
+    floating,
+    fma,
+    item,
+    larger_number,
+    like,
+    rint,
+    smaller_number,
+    trunc,
+    widen,
+)
 
 
 @formula
@@ -89,7 +99,8 @@ def gradients(g: Any, x: Any, t: Any, p: Any, constants: Any) -> Any:
     """
     inverse, scale, zero_point = p
     lo, hi, factor = constants
-    q = clamp_number(t, lo, hi)
+    # A zero of either sign does: terms are added to a sum that began with +0.
+    q = smaller_number(larger_number(t, lo), hi)
     inside = q == t
     steps = q - zero_point
     slope = g * (fma(steps, scale, -x) if inside else steps)
