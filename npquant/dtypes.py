@@ -54,6 +54,9 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
     float8_e5m2: (-57344, 57344),
 }
 
+#: Of those integers, of one byte or two.
+NARROW: Final = frozenset(BOUNDS) - FLOAT8 - {int32}
+
 #: Pairs of dtypes of scales and zero points as they mostly come: of codes, learned ones, PyTorch's
 #: of tokens, and all that are kept as they are.
 Pairs = tuple[tuple[Any, Any], ...]

@@ -387,8 +387,29 @@ def test_long_arrays_take_several_launches(longest, channels, inner):
     assert found == [(e, e // (inner or size) % channels) for e in range(size)]
 
 
+@pytest.mark.parametrize("longest", [600, 604, 1 << 30])
+@pytest.mark.parametrize(("rows", "channels"), [(64, 8), (67, 8), (65, 4), (150, 8), (3, 12)])
+def test_threads_of_channels_side_by_side(rows, channels, longest):
+    """Every element is one thread's, and has its channel, however many launches there are."""
+    size, found = rows * channels, []
+    form, launches = loops._shape_of_launches(
+        Layout(channels, 1), size, (4, 4), True, True, longest, 0
+    )
+    assert form == (4, 4 if rows >= 64 else 1, loops.BESIDE)
+    begin, _, channel = loops._rows(*form[:2])
+    for start, blocks, n, *place in launches:
+        for v in range(blocks * target.THREADS):
+            i, step = begin(np.uint32(0), np.uint32(v), *place[2:])
+            for u in range(form[1]):
+                e = int(i) + u * int(step)
+                if e < n:
+                    assert channel(np.uint32(e), *place)[0] == (start + e) % channels
+                    found += range(start + e, start + e + 4)
+    assert sorted(found) == [*range(size)]
+
+
 @pytest.mark.parametrize(
-    ("rows", "inner", "width"), [(3, 70, 1), (3, 72, 4), (1, 70, 4), (9, 30, 4)]
+    ("rows", "inner", "width"), [(3, 70, 1), (3, 72, 8), (3, 76, 4), (1, 70, 4), (9, 30, 4)]
 )
 def test_long_runs_are_launched_where_vectors_begin(monkeypatch, rows, inner, width):
     """Of runs that are launched in parts, the second begins anywhere."""
@@ -405,7 +426,7 @@ def test_long_runs_are_launched_where_vectors_begin(monkeypatch, rows, inner, wi
     for _, _, _, args, key, _ in noted:
         assert key[4] == width
         (x,), (y,) = args[5], args[-1]
-        assert (x % (4 * width), y % width) == (0, 0)
+        assert (x % min(4 * width, 16), y % width) == (0, 0)
 
 
 def tensor(x, kind=None):
@@ -772,7 +793,7 @@ def test_numbers_are_not_taken_for_others(driven):
     """Numbers are part of what is remembered."""
     for scale, zero_point in ((0.5, 1), (0.25, 1), (0.5, 2), (0.5, 1)):
         nq.dequantize_per_tensor(tensor(np.zeros(32, "i1")), scale, zero_point, -8, 8, np.int8)
-        assert driven.launches[-1].what[2][5:7] == [scale, zero_point]
+        assert driven.launches[-1].what[2][9:11] == [scale, zero_point]
     assert driven.long == 3
 
 
@@ -780,6 +801,7 @@ def test_numbers_are_not_taken_for_others(driven):
     ("shape", "axis", "start", "runs"),
     [
         ((5, 8), 1, 0, loops.BESIDE), ((5, 6), 1, 0, loops.ANY), ((5, 8), 1, 1, loops.ANY),
+        ((64, 8), 1, 0, loops.BESIDE),
         ((8, 8), 0, 0, loops.WHOLE), ((8, 6), 0, 0, loops.ANY), ((1, 6), 0, 0, loops.WHOLE),
         ((2, 3, 4), 1, 0, loops.WHOLE), ((2, 4, 2), 1, 0, loops.ANY),
         ((3, 1024), 0, 0, loops.WHOLE),
@@ -794,11 +816,18 @@ def test_how_vectors_share_qparams(launched, shape, axis, start, runs):
         a.shape = a.held.shape
     x = tensor(np.zeros(shape, "f4"))
     nq.fake_quantize_per_channel_affine(x, s, z, axis, -7, 7)
-    assert launched[-1][1][-3:] == (4, 2, runs)
+    many = {True: 4 if shape[0] >= 64 else 1, False: 2}[runs == loops.BESIDE]
+    assert launched[-1][1][-3:] == (4, many, runs)
     nq.quantize_per_channel(x, s, z, axis, -7, 7, np.int8)
     inner = np.prod(shape[axis + 1 :])
-    short = runs == loops.WHOLE and inner < 1024 and inner < x.held.size
-    assert launched[-1][1][-3:] == (4, 2, loops.ANY if short else runs)
+    wide = inner % 8 == 0 and inner < x.held.size
+    width, many = (8, 1) if wide else (4, many)
+    assert launched[-1][1][-3:] == (width, many, runs)
+    if not start:  # codes that are not guessed
+        z = tensor(np.zeros(n, "f4"))
+        nq.quantize_per_channel(x, s, z, axis, -7, 7, np.int8)
+        short = runs == loops.WHOLE and inner < 1024 and inner < x.held.size
+        assert launched[-1][1][-3:] == (width, many, loops.ANY if short else runs)
 
 
 ALL_KINDS = (

@@ -13,7 +13,7 @@ from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
 from npquant.cpu.memory import AHEAD, FETCHED_FAR, LONG, far, fetch, to_line, waiting_for
 from npquant.cpu.segments import end_past, stretch_of, up_to_past
-from npquant.dtypes import BOUNDS, FLOAT8, FLOATS, float32, float64, int32
+from npquant.dtypes import FLOAT8, FLOATS, NARROW, float32, float64
 from npquant.formulas.quantize import SURE
 from npquant.primitives import bits, item, like, of_bits, store
 
@@ -23,7 +23,6 @@ LONG_GUESSED = 96
 #: Codes of one byte.
 CODES = 256
 
-_NARROW = frozenset(BOUNDS) - FLOAT8 - {int32}
 _IN_FLOAT32 = FLOATS - {float64}
 #: Of zero points: float64, and those that differences are rounded to two bytes for.
 _NOT_IN_FLOAT32 = FLOATS - {float32}
@@ -105,7 +104,7 @@ def _guesses(x: Any, y: Any, qparams: tuple[Any, Any, Any], unmasked: bool) -> b
     Not of codes as wide as the data: they may lie where these do, which a second look would miss.
     """
     apart, scale = x.base.itemsize != y.itemsize, qparams[0]
-    return apart and x.base in _IN_FLOAT32 and scale == float64 and y in _NARROW
+    return apart and x.base in _IN_FLOAT32 and scale == float64 and y in NARROW
 
 
 class Tried(Elementwise):

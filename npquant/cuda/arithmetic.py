@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cuda.loops import Map, mapped, nothing
+from npquant.cuda.loops import Formula, Map, mapped, nothing
 from npquant.formulas.base import clamp, formula
 from npquant.formulas.qparams import larger, smaller
 from npquant.layout import PER_TENSOR
@@ -57,7 +57,7 @@ def _rounded(x: Any, p: Any, constants: Any, y: Any) -> Any:
 
 def _of_numbers(element: Any, name: str) -> Any:
     """A function of x, numbers and then y, which is written to."""
-    kernel = Map(nothing, element, name)
+    kernel = Map(Formula(nothing, element), name)
 
     def call(x: Any, *numbers_and_y: Any) -> None:
         *numbers, y = numbers_and_y

@@ -137,7 +137,8 @@ def _fill(quantize: Map, guess: Guess, width: int) -> Callable[..., None]:
 
     ``(values, first, p, told, room)``, of `width` values from `first` on; for `p` see `Guess`.
     """
-    (parameters, element), code_of = quantize.formula, guess.code
+    parameters, element, *_ = quantize.formula
+    code_of = guess.code
 
     @formula
     def fill(values: Any, first: Any, p: Any, told: Any, room: Any) -> None:

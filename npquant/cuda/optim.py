@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npquant.cuda.arrays import device
-from npquant.cuda.loops import Map, nothing
+from npquant.cuda.loops import Formula, Map, nothing
 from npquant.formulas import optim as f
 from npquant.formulas.base import formula
 from npquant.layout import PER_TENSOR
@@ -28,7 +28,7 @@ class Update:
         def element_of(values: Any, p: Any, constants: Any, y: Any) -> Any:
             return element(values, constants)
 
-        self.map = Map(nothing, element_of, name)
+        self.map = Map(Formula(nothing, element_of), name)
 
     def __call__(self, gradient: Any, arrays: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
         """Update the parameter and its state; all have its dtype, and so have the numbers."""

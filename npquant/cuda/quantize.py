@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from npquant.cuda.loops import Elementwise
+from typing import Any
+
+from npquant.cuda.loops import Elementwise, Guess
+from npquant.dtypes import FLOATS, float32, float64
 from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize)
-quantize_per_channel = Elementwise(f.channel_inverse, f.quantize)
-quantize_per_token = Elementwise(f.channel_inverse, f.quantize_zero_first)
+
+
+def _guesses(element: Any) -> tuple[Guess, ...]:
+    """Those of float64 scales, and of float32 ones for data that they are not wider than."""
+    return (
+        Guess(
+            lambda x, scale: x in FLOATS - {float64} and scale == float64,
+            f.split_inverse_by_bits, f.guess_or_doubt,
+        ),
+        Guess(
+            lambda x, scale: x in FLOATS - {float64} and scale == float32,
+            f.inverse_in_float32, element,
+        ),
+    )  # fmt: skip
+
+
+quantize_per_channel = Elementwise(f.channel_inverse, f.quantize, guesses=_guesses(f.zero_last))
+quantize_per_token = Elementwise(
+    f.channel_inverse, f.quantize_zero_first, guesses=_guesses(f.zero_first)
+)
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division)
 quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8)
 dequantize = Elementwise(f.in_output, f.dequantize)

@@ -306,13 +306,19 @@ def test_rows_that_are_not_finite(dtype, symmetric):
     assert_same(to_host(q), to_host(nq.quantize_per_token(given(x), *qparams, *bounds, np.int8)))
 
 
-@pytest.mark.parametrize("inner", [70, 72])
-def test_runs_in_parts(monkeypatch, inner):
-    """Those too long for one launch; on a GPU, a vector that begins anywhere is an error."""
-    monkeypatch.setattr(loops, "LONGEST", 32)
+@pytest.mark.parametrize(
+    ("shape", "axis", "longest"),
+    [((3, 70), 0, 32), ((3, 72), 0, 32), ((12, 8), 1, 76), ((80, 8), 1, 516)],
+)
+def test_runs_in_parts(monkeypatch, shape, axis, longest):
+    """Those too long for one launch; on a GPU, a vector that begins anywhere is an error.
+
+    A launch of channels side by side may begin in the middle of a row, and end there.
+    """
+    monkeypatch.setattr(loops, "LONGEST", longest)
     forget()  # what equal calls have come to
     name = "fake_quantize_per_channel_affine_cachemask"
-    kwargs = arguments(name, (3, inner), 0)
+    kwargs = arguments(name, shape, axis)
     assert_same(to_host(results(name, on_device(kwargs))), results(name, kwargs))
 
 
