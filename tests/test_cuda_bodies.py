@@ -158,7 +158,7 @@ def test_bodies_that_guess(name, shape, axis, kind, monkeypatch):
         results(name, kwargs | {"scales": kwargs["scales"].astype(kind)})
     made = twin(name).map
     assert [key[1][0] for key in keys] == [kind]
-    assert all(made.formula_of(key[0], key[1], key[3]).guesses for key in keys)
+    assert all(made.formula_of(key[0], key[1], key[3]).shortcuts for key in keys)
 
 
 @numba.njit(error_model="numpy")

@@ -235,7 +235,7 @@ def words(key):
 def guessed(kernel, key):
     """Whether codes are guessed, by a reciprocal that begins with such a one and is corrected."""
     made = getattr(kernel._make, "__self__", None)
-    return isinstance(made, loops.Map) and bool(made.formula_of(key[0], key[1], key[3]).guesses)
+    return isinstance(made, loops.Map) and bool(made.formula_of(key[0], key[1], key[3]).shortcuts)
 
 
 def faults(name, kernel, key, cc):

@@ -69,7 +69,7 @@ def unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., An
     return both
 
 
-class Guess(NamedTuple):
+class Shortcut(NamedTuple):
     """Another way to one result, where zero points are integers of each channel.
 
     Attributes
@@ -95,13 +95,13 @@ class Formula(NamedTuple):
         ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
     element : callable
         ``element(values, p, constants, y) -> results``, one for each array of y.
-    guesses : tuple of Guess
+    shortcuts : tuple of Shortcut
         Which cost less, for some dtypes.
     """
 
     parameters: Callable[..., Any]
     element: Callable[..., Any]
-    guesses: tuple[Guess, ...] = ()
+    shortcuts: tuple[Shortcut, ...] = ()
 
 
 def _fill(of: Formula, width: int, runs: str) -> Callable[..., None]:
@@ -120,9 +120,9 @@ def _fill(of: Formula, width: int, runs: str) -> Callable[..., None]:
         return doubt
 
     rule = _computed(of.parameters, by_rule, width, runs)
-    if not of.guesses:
+    if not of.shortcuts:
         return rule
-    (_, split, guess), *_ = of.guesses
+    (_, split, guess), *_ = of.shortcuts
 
     @formula
     def by_guess(k: Any, p: Any, doubt: Any, told: Any) -> Any:
@@ -346,7 +346,7 @@ class Map:
             shape, launches = _shape_of_launches(
                 layout, x[0].size, tuple([a.dtype.itemsize for a in flat]),
                 not [a for a in flat if a.pointer % ACCESS], vectors_of_them, LONGEST,
-                0 if self._guesses(dtypes[0], kinds, dtypes[1]) else FEW,
+                0 if self._shortcuts(dtypes[0], kinds, dtypes[1]) else FEW,
             )  # fmt: skip
             key = (dtypes[0], kinds, precision[2], dtypes[1], *shape)
             for start, blocks, *numbers in launches:
@@ -358,16 +358,16 @@ class Map:
 
     def formula_of(self, inputs: Any, qparams: Any, outputs: Any) -> Formula:
         """The formula for these dtypes."""
-        guesses = self._guesses(inputs, qparams, outputs)
-        return Formula(self.formula.parameters, self.formula.element, guesses)
+        shortcuts = self._shortcuts(inputs, qparams, outputs)
+        return Formula(self.formula.parameters, self.formula.element, shortcuts)
 
-    def _guesses(self, inputs: Any, qparams: Any, outputs: Any) -> tuple[Guess, ...]:
+    def _shortcuts(self, inputs: Any, qparams: Any, outputs: Any) -> tuple[Shortcut, ...]:
         """The one for these dtypes, if there is one: codes are of two bytes at most."""
         numbers = [k for k in qparams if isinstance(k, str)]
-        if not self.formula.guesses or numbers or outputs[0] not in NARROW:
+        if not self.formula.shortcuts or numbers or outputs[0] not in NARROW:
             return ()
         scale, zero_point = qparams
-        found = [g for g in self.formula.guesses if g.of(inputs[0], scale)]
+        found = [s for s in self.formula.shortcuts if s.of(inputs[0], scale)]
         return tuple(found) if zero_point.kind == "i" else ()
 
     def _make(
@@ -448,7 +448,7 @@ def _launches(
 class Elementwise:
     """x, qparams -> y and perhaps a mask: see npquant.cpu.loops.Elementwise.
 
-    `guesses` are those of a `Formula`, of one array of x.
+    `shortcuts` are those of a `Formula`, of one array of x.
     """
 
     def __init__(
@@ -456,12 +456,12 @@ class Elementwise:
         parameters: Callable[..., Any],
         element: Callable[..., Any],
         wide: Elementwise | None = None,
-        guesses: tuple[Guess, ...] = (),
+        shortcuts: tuple[Shortcut, ...] = (),
     ) -> None:
         self._wide = wide
         name = f"{parameters.__name__}_{element.__name__}"
-        others = tuple([Guess(g.of, *self._of_tuples(g.parameters, g.element)) for g in guesses])
-        self.map = Map(Formula(*self._of_tuples(parameters, element), others), name)
+        others = [Shortcut(s.of, *self._of_tuples(s.parameters, s.element)) for s in shortcuts]
+        self.map = Map(Formula(*self._of_tuples(parameters, element), tuple(others)), name)
 
     def _of_tuples(self, parameters: Any, element: Any) -> tuple[Any, Any]:
         """The formula, of tuples of arrays."""

@@ -84,7 +84,7 @@ def _near_reciprocal(context: Any, v: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
         near = ir.InlineAsm(kind, "rcp.approx.ftz.f32 $0, $1;", "=f,f")
-        # What has been said, the compiler finds but once for what is the same.
+        # Said to depend on nothing else, it is found but once for the same `v`.
         return builder.call(near, args, attrs=("readnone", "nounwind"))
 
     return types.float32(types.float32), codegen

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from npquant.cuda.loops import Elementwise, Guess
+from npquant.cuda.loops import Elementwise, Shortcut
 from npquant.dtypes import FLOATS, float32, float64
 from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize)
 
 
-def _guesses(element: Any) -> tuple[Guess, ...]:
-    """Those of float64 scales, and of float32 ones for data that they are not wider than."""
+def _guesses(element: Any) -> tuple[Shortcut, ...]:
+    """Of float64 scales, and by `element` of float32 ones, where float32 holds the data."""
     return (
-        Guess(
+        Shortcut(
             lambda x, scale: x in FLOATS - {float64} and scale == float64,
             f.split_inverse_by_bits, f.guess_or_doubt,
         ),
-        Guess(
+        Shortcut(
             lambda x, scale: x in FLOATS - {float64} and scale == float32,
             f.inverse_in_float32, element,
         ),
     )  # fmt: skip
 
 
-quantize_per_channel = Elementwise(f.channel_inverse, f.quantize, guesses=_guesses(f.zero_last))
+quantize_per_channel = Elementwise(f.channel_inverse, f.quantize, shortcuts=_guesses(f.zero_last))
 quantize_per_token = Elementwise(
-    f.channel_inverse, f.quantize_zero_first, guesses=_guesses(f.zero_first)
+    f.channel_inverse, f.quantize_zero_first, shortcuts=_guesses(f.zero_first)
 )
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division)
 quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8)
