@@ -25,6 +25,7 @@ from npquant.cuda import (
     again,
     arrays,
     dynamic,
+    elements,
     extremes,
     lanes,
     learnable,
@@ -395,8 +396,8 @@ def test_threads_of_channels_side_by_side(rows, channels, longest):
     form, launches = loops._shape_of_launches(
         Layout(channels, 1), size, (4, 4), True, True, longest, 0
     )
-    assert form == (4, 4 if rows >= 64 else 1, loops.BESIDE)
-    begin, _, channel = loops._rows(*form[:2])
+    assert form == (4, 4 if rows >= 64 else 1, elements.BESIDE)
+    begin, _, channel = elements.rows(*form[:2])
     for start, blocks, n, *place in launches:
         for v in range(blocks * target.THREADS):
             i, step = begin(np.uint32(0), np.uint32(v), *place[2:])
@@ -800,11 +801,11 @@ def test_numbers_are_not_taken_for_others(driven):
 @pytest.mark.parametrize(
     ("shape", "axis", "start", "runs"),
     [
-        ((5, 8), 1, 0, loops.BESIDE), ((5, 6), 1, 0, loops.ANY), ((5, 8), 1, 1, loops.ANY),
-        ((64, 8), 1, 0, loops.BESIDE),
-        ((8, 8), 0, 0, loops.WHOLE), ((8, 6), 0, 0, loops.ANY), ((1, 6), 0, 0, loops.WHOLE),
-        ((2, 3, 4), 1, 0, loops.WHOLE), ((2, 4, 2), 1, 0, loops.ANY),
-        ((3, 1024), 0, 0, loops.WHOLE),
+        ((5, 8), 1, 0, elements.BESIDE), ((5, 6), 1, 0, elements.ANY), ((5, 8), 1, 1, elements.ANY),
+        ((64, 8), 1, 0, elements.BESIDE),
+        ((8, 8), 0, 0, elements.WHOLE), ((8, 6), 0, 0, elements.ANY),
+        ((1, 6), 0, 0, elements.WHOLE), ((2, 3, 4), 1, 0, elements.WHOLE),
+        ((2, 4, 2), 1, 0, elements.ANY), ((3, 1024), 0, 0, elements.WHOLE),
     ],
 )  # fmt: skip
 def test_how_vectors_share_qparams(launched, shape, axis, start, runs):
@@ -816,7 +817,7 @@ def test_how_vectors_share_qparams(launched, shape, axis, start, runs):
         a.shape = a.held.shape
     x = tensor(np.zeros(shape, "f4"))
     nq.fake_quantize_per_channel_affine(x, s, z, axis, -7, 7)
-    many = {True: 4 if shape[0] >= 64 else 1, False: 2}[runs == loops.BESIDE]
+    many = {True: 4 if shape[0] >= 64 else 1, False: 2}[runs == elements.BESIDE]
     assert launched[-1][1][-3:] == (4, many, runs)
     nq.quantize_per_channel(x, s, z, axis, -7, 7, np.int8)
     inner = np.prod(shape[axis + 1 :])
@@ -826,8 +827,8 @@ def test_how_vectors_share_qparams(launched, shape, axis, start, runs):
     if not start:  # codes that are not guessed
         z = tensor(np.zeros(n, "f4"))
         nq.quantize_per_channel(x, s, z, axis, -7, 7, np.int8)
-        short = runs == loops.WHOLE and inner < 1024 and inner < x.held.size
-        assert launched[-1][1][-3:] == (width, many, loops.ANY if short else runs)
+        short = runs == elements.WHOLE and inner < 1024 and inner < x.held.size
+        assert launched[-1][1][-3:] == (width, many, elements.ANY if short else runs)
 
 
 ALL_KINDS = (

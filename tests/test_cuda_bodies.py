@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from calls import CALLS, axis_name, results
-from npquant.cuda import division, loops, primitives, target, vectors
+from npquant.cuda import division, elements, loops, primitives, target, vectors
 from npquant.formulas import quantize as formulas
 from npquant.primitives import SQRT_HALF
 from twins import Both, installed, twin
@@ -81,8 +81,8 @@ def every_thread(kernel, key):
     """A loop over all threads of a launch."""
     made, (inputs, qparams, _, outputs, *shape) = kernel._make.__self__, key
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "vectors", vectors_for_cpu)
-        walk = loops._walk(made.formula_of(inputs, qparams, outputs), *shape)
+        patch.setattr(elements, "vectors", vectors_for_cpu)
+        walk = elements.body(made.formula_of(inputs, qparams, outputs), *shape)
     data, results = (pointers_to([target.pointer(d) for d in some]) for some in (inputs, outputs))
     scales, zero_points = (
         given if isinstance(kind, str) else pointers_to([target.pointer(kind)]) for kind in qparams

@@ -23,6 +23,7 @@ from npquant.cuda import (
     arithmetic,
     convert,
     dynamic,
+    elements,
     extremes,
     inverse,
     learnable,
@@ -278,7 +279,7 @@ def wanted(name, kernel, key, found):
         if kernel.name in ("all_inside", "fill"):
             inputs = ()  # whose values it does not ask for
         read, written = inputs * many, outputs * many
-        if runs == loops.BESIDE:  # qparams are those of all rows
+        if runs == elements.BESIDE:  # qparams are those of all rows
             read += qparams[: 1 if name == "adaround_init" else 2]  # which has no zero point
         for verb, dtypes in (("ld", read), ("st", written)):
             for access, n in Counter(access_of(d, width) for d in dtypes).items():
@@ -379,7 +380,7 @@ def test_qparams_of_rows_are_prepared_once(launches):
     asked = [
         (key[-3], count(opcodes(kernel, key, GENERATIONS[0])[1], r"rcp\.approx.*"))
         for kernel, key in launches["quantize_per_channel"]
-        if key[-2:] == (loops.ROWS, loops.BESIDE) and guessed(kernel, key)
+        if key[-2:] == (loops.ROWS, elements.BESIDE) and guessed(kernel, key)
     ]
     assert asked
     assert all(width == found for width, found in asked)
@@ -391,7 +392,7 @@ def test_vectors_share_qparams_in_every_way(launches):
         key[-1] for some in launches.values() for kernel, key in some
         if isinstance(getattr(kernel._make, "__self__", None), loops.Map)
     }  # fmt: skip
-    assert found == {loops.WHOLE, loops.BESIDE, loops.ANY}
+    assert found == {elements.WHOLE, elements.BESIDE, elements.ANY}
 
 
 @by_generation
@@ -437,7 +438,7 @@ def test_vectors_are_of_16_bytes(launches):
                 # Two of what is quantized to less.
                 wide = {16, 32} if key[0][0].itemsize == last not in several else {16}
                 assert width * last in wide or width == 1, (name, key)
-                alone = runs == loops.BESIDE and many == 1  # of few rows
+                alone = runs == elements.BESIDE and many == 1  # of few rows
                 asked = width * many * key[0][0].itemsize
                 assert asked >= 16 or alone or width == 1, (name, key)
 
@@ -539,7 +540,7 @@ WRONG = {
     "no rounding": (_rounded_by_hand, "quantize_per_tensor"),
 }
 FLOATS = ((np.dtype(np.float32),), ("float32", "int32"), ("float32",) * 3, (np.dtype(np.float32),))
-SHAPE = 4, 2, loops.WHOLE
+SHAPE = 4, 2, elements.WHOLE
 
 
 @pytest.mark.parametrize("what", WRONG)

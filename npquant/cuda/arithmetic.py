@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cuda.loops import Formula, Map, mapped, nothing
+from npquant.cuda.elements import Formula
+from npquant.cuda.loops import Map, mapped, nothing
 from npquant.formulas.base import clamp, formula
 from npquant.formulas.qparams import larger, smaller
 from npquant.layout import PER_TENSOR

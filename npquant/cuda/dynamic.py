@@ -16,11 +16,11 @@ from numba import types
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cuda.arrays import DeviceArray
 from npquant.cuda.extremes import Team, compared, ends, kinds, of_a_team
-from npquant.cuda.loops import Elementwise, Map, unrolled
+from npquant.cuda.loops import Elementwise, Map
 from npquant.cuda.qparams import Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cuda.quantize import quantize_per_token
 from npquant.cuda.target import COUNT, PLACE, Kernel, Types, cuda, pointer
-from npquant.cuda.vectors import ACCESS, moved, vectors
+from npquant.cuda.vectors import ACCESS, moved, unrolled, vectors
 from npquant.formulas.base import INFINITY, extremes_of, formula
 from npquant.formulas.guesses import ASYMMETRIC, SYMMETRIC, Guess
 from npquant.primitives import at, each, item, key, like, put, store, widen

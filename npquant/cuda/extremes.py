@@ -9,10 +9,9 @@ import numpy as np
 from numba import types
 
 from npquant.cuda.arrays import DeviceArray, device
-from npquant.cuda.loops import unrolled
 from npquant.cuda.reduce import RUNS, Shape, divided, parts_of, walked
 from npquant.cuda.target import COUNT, PLACE, SIMULATED, THREADS, Kernel, Types, cuda, pointer
-from npquant.cuda.vectors import moved, vectors
+from npquant.cuda.vectors import moved, unrolled, vectors
 from npquant.cuda.walk import pieces
 from npquant.formulas.base import extremes_of, formula
 from npquant.formulas.histogram import finite_key_above, finite_key_below

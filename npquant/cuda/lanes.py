@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from npquant.cuda.loops import unrolled
 from npquant.cuda.reduce import divided, walked
 from npquant.cuda.target import COUNT, PLACE, SIMULATED, THREADS, cuda
-from npquant.cuda.vectors import moved, vectors
+from npquant.cuda.vectors import moved, unrolled, vectors
 from npquant.formulas.base import formula
 from npquant.layout import LANES, TILE
 from npquant.primitives import at, each, masked, store

@@ -1,28 +1,27 @@
 """The kernels of everything that goes element by element: a formula goes in, a kernel comes out.
 
-The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel. A
-thread takes a few vectors of 16 bytes: a division of 32 bits for each, or two, tells where in which
-channel it begins; how its elements share qparams is known when it is compiled.
+The data is flat, in C order of (outer, channels, inner), with one scale and zero point a channel.
+What a thread does is in elements.py; here is which kernel data come to, and in how many launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import types
 
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cuda.arrays import DeviceArray, device
-from npquant.cuda.division import DIVISOR, divisor, quotient
-from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
-from npquant.cuda.vectors import ACCESS, vectors
+from npquant.cuda.division import DIVISOR, divisor
+from npquant.cuda.elements import ANY, BESIDE, WHOLE, Formula, Shortcut, body
+from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.vectors import ACCESS
 from npquant.cuda.walk import pieces
 from npquant.dtypes import NARROW
 from npquant.formulas.base import formula
 from npquant.layout import PER_TENSOR, Granularity, Layout
-from npquant.primitives import at, each, put, store
 
 #: Elements of a launch: their indices, and where in a channel they are, fit 32 bits.
 LONGEST = 1 << 30
@@ -39,273 +38,8 @@ IN_FLIGHT = 2 * ACCESS
 
 _NUMBERS = int, float
 
-
 #: Rows of channels side by side that a thread takes, where there are MANY or more.
 ROWS, MANY = 4, 8 if SIMULATED else 64
-
-#: How the elements of a vector share qparams: all of them, each its own ones, or as it comes.
-WHOLE, BESIDE, ANY = "whole", "beside", "any"
-
-
-def unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., Any]:
-    """``state = step(k, state, told)`` for each k, without a loop.
-
-    Of a loop the compiler may leave one, and then what it indexes lies in memory.
-    """
-    if end - begin == 1:
-
-        @formula
-        def one(state: Any, told: Any) -> Any:
-            return step(begin, state, told)
-
-        return one
-    middle = (begin + end) // 2
-    first, second = unrolled(step, begin, middle), unrolled(step, middle, end)
-
-    @formula
-    def both(state: Any, told: Any) -> Any:
-        return second(first(state, told), told)
-
-    return both
-
-
-class Shortcut(NamedTuple):
-    """Another way to one result, where zero points are integers of each channel.
-
-    Attributes
-    ----------
-    of : callable
-        ``of(x, scale)``: whether dtypes are those that it is for.
-    parameters, element : callable
-        As of `Formula`; the element's result is (result, doubt). If any of its elements is in
-        doubt, a vector is done by the formula itself.
-    """
-
-    of: Callable[[Any, Any], bool]
-    parameters: Callable[..., Any]
-    element: Callable[..., Any]
-
-
-class Formula(NamedTuple):
-    """What an op makes of its elements; x and y are tuples of arrays.
-
-    Attributes
-    ----------
-    parameters : callable
-        ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
-    element : callable
-        ``element(values, p, constants, y) -> results``, one for each array of y.
-    shortcuts : tuple of Shortcut
-        Which cost less, for some dtypes.
-    """
-
-    parameters: Callable[..., Any]
-    element: Callable[..., Any]
-    shortcuts: tuple[Shortcut, ...] = ()
-
-
-def _fill(of: Formula, width: int, runs: str) -> Callable[..., None]:
-    """What computes a vector, for one size, and for how its elements share qparams.
-
-    ``(c, left, s, z, told)``: it begins in channel `c`, of which so many elements are `left` there;
-    s and z are what that channel has, or of `BESIDE` all that it touches. `told` is (u, channels,
-    inner, x, values, scale, zero_point, constants, y, room): it is vector `u` of the values.
-    """
-    element = of.element
-
-    @formula
-    def by_rule(k: Any, p: Any, doubt: Any, told: Any) -> Any:
-        u, _, _, _, values, _, _, constants, y, room = told
-        put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
-        return doubt
-
-    rule = _computed(of.parameters, by_rule, width, runs)
-    if not of.shortcuts:
-        return rule
-    (_, split, guess), *_ = of.shortcuts
-
-    @formula
-    def by_guess(k: Any, p: Any, doubt: Any, told: Any) -> Any:
-        u, _, _, _, values, _, _, constants, y, room = told
-        result, one = guess(each(values, u * width + k), p, constants, y)
-        store(room[0], u * width + k, result)
-        return doubt | one
-
-    guessed = _computed(split, by_guess, width, runs)
-
-    @formula
-    def checked(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        if guessed(c, left, s, z, told):
-            rule(c, left, s, z, told)
-
-    return checked  # type: ignore[no-any-return]
-
-
-def _computed(
-    parameters: Callable[..., Any], compute: Callable[..., Any], width: int, runs: str
-) -> Callable[..., Any]:
-    """`_fill` by one formula: the doubt of ``compute(k, p, doubt, told)``, of one after another."""
-
-    @formula
-    def of_one(k: Any, state: Any, told: Any) -> Any:
-        p, doubt = state
-        return p, compute(k, p, doubt, told)
-
-    @formula
-    def of_its_own(k: Any, state: Any, told: Any) -> Any:
-        _, _, _, x, _, _, _, constants, y, _ = told
-        s, z, doubt = state
-        return s, z, compute(k, parameters(x, s[k], z[k], constants, y), doubt, told)
-
-    @formula
-    def of_any(k: Any, state: Any, told: Any) -> Any:
-        _, channels, inner, x, _, scale, zero_point, constants, y, _ = told
-        c, left, p, doubt = state
-        if left == 0:
-            left = inner[0]
-            c = COUNT(c + COUNT(1))
-            c = COUNT(0) if c == channels[0] else c
-            p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-        return c, COUNT(left - COUNT(1)), p, compute(k, p, doubt, told)
-
-    one, its_own, walked = (unrolled(step, 0, width) for step in (of_one, of_its_own, of_any))
-
-    @formula
-    def whole(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        return one((parameters(told[3], s, z, told[7], told[8]), False), told)[1]
-
-    @formula
-    def beside(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        return its_own((s, z, False), told)[2]
-
-    @formula
-    def as_it_comes(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        return walked((c, left, parameters(told[3], s, z, told[7], told[8]), False), told)[3]
-
-    return {WHOLE: whole, BESIDE: beside, ANY: as_it_comes}[runs]  # type: ignore[no-any-return]
-
-
-def _walk(of: Formula, width: int, count: int, runs: str) -> Callable[..., None]:
-    """What a thread does, by the numbers of its block and in it: `count` vectors of `width`.
-
-    It is also compiled for the CPU, by a test.
-    """
-    load, scratch, store = vectors(width, count)
-    parameters, element = of.parameters, of.element
-    begin, qparams, channel = _rows(width, count) if runs == BESIDE else _runs(width, count)
-    fill, beside = _fill(of, width, runs), runs == BESIDE
-
-    @formula
-    def walk(
-        block: Any, thread: Any, n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any,
-        scale: Any, zero_point: Any, constants: Any, y: Any,
-    ) -> None:  # fmt: skip
-        place = skip, first, channels, inner
-        i, step = begin(COUNT(block), COUNT(thread), channels, inner)
-        if COUNT(COUNT(i + COUNT(COUNT(count - 1) * step)) + COUNT(width)) <= n:
-            values, room = load(x, i, step), scratch(y)
-            told = channels, inner, x, values, scale, zero_point, constants, y, room
-            # All that is loaded is asked for before anything is computed.
-            a = qparams(i, *place, scale, zero_point)
-            b = c = d = a
-            if count > 1 and not beside:
-                b = qparams(COUNT(i + step), *place, scale, zero_point)
-            if count > 2 and not beside:
-                c = qparams(COUNT(i + COUNT(COUNT(2) * step)), *place, scale, zero_point)
-                d = qparams(COUNT(i + COUNT(COUNT(3) * step)), *place, scale, zero_point)
-            fill(*a, (0, *told))
-            if count > 1:
-                fill(*b, (1, *told))
-            if count > 2:
-                fill(*c, (2, *told))
-                fill(*d, (3, *told))
-            store(y, i, step, room)
-            return
-        for u in range(count):
-            for k in range(width):
-                e = COUNT(COUNT(i + COUNT(COUNT(u) * step)) + COUNT(k))
-                if e < n:
-                    own, _ = channel(e, *place)
-                    p = parameters(x, at(scale, own), at(zero_point, own), constants, y)
-                    put(y, e, element(each(x, e), p, constants, y))
-
-    return walk
-
-
-class _Places(NamedTuple):
-    """Where the vectors of a thread lie, and what their channels have.
-
-    Attributes
-    ----------
-    begin : callable
-        ``begin(block, thread, channels, inner)``: where the first begins, and how far apart they
-        are.
-    qparams : callable
-        ``qparams(i, skip, first, channels, inner, scale, zero_point)``: what `_fill` wants to know
-        of the vector that begins at `i`.
-    channel : callable
-        ``channel(i, skip, first, channels, inner)``: that of an element, and what is left of it.
-    """
-
-    begin: Callable[..., Any]
-    qparams: Callable[..., Any]
-    channel: Callable[..., Any]
-
-
-def _runs(width: int, count: int) -> _Places:
-    """A block has vectors one behind the other."""
-    ahead = width * THREADS
-
-    @formula
-    def begin(block: Any, thread: Any, channels: Any, inner: Any) -> Any:
-        i = COUNT(COUNT(block * COUNT(ahead * count)) + COUNT(thread * COUNT(width)))
-        return i, COUNT(ahead)
-
-    @formula
-    def channel(i: Any, skip: Any, first: Any, channels: Any, inner: Any) -> Any:
-        place = COUNT(skip + i)
-        row = quotient(place, inner)
-        c = COUNT(first + row)
-        c = COUNT(c - COUNT(quotient(c, channels) * channels[0]))
-        return c, COUNT(inner[0] - COUNT(place - COUNT(row * inner[0])))
-
-    @formula
-    def qparams(
-        i: Any, skip: Any, first: Any, channels: Any, inner: Any, scale: Any, zero_point: Any
-    ) -> Any:
-        c, left = channel(i, skip, first, channels, inner)
-        return c, left, at(scale, c), at(zero_point, c)
-
-    return _Places(begin, qparams, channel)
-
-
-def _rows(width: int, count: int) -> _Places:
-    """Of channels side by side a thread has a few rows: what their qparams come to is found once.
-
-    `inner` is how many vectors a row has.
-    """
-    load = vectors(width, 1).load
-
-    @formula
-    def begin(block: Any, thread: Any, channels: Any, inner: Any) -> Any:
-        v = COUNT(COUNT(block * COUNT(THREADS)) + thread)
-        row = quotient(v, inner)
-        beside = COUNT(COUNT(v - COUNT(row * inner[0])) * COUNT(width))
-        return COUNT(COUNT(COUNT(row * COUNT(count)) * channels[0]) + beside), channels[0]
-
-    @formula
-    def channel(i: Any, skip: Any, first: Any, channels: Any, inner: Any) -> Any:
-        c = COUNT(first + i)
-        return COUNT(c - COUNT(quotient(c, channels) * channels[0])), COUNT(1)
-
-    @formula
-    def qparams(
-        i: Any, skip: Any, first: Any, channels: Any, inner: Any, scale: Any, zero_point: Any
-    ) -> Any:
-        c, left = channel(i, skip, first, channels, inner)
-        return c, left, *load((scale, zero_point), c, COUNT(0))
-
-    return _Places(begin, qparams, channel)
 
 
 class Map:
@@ -375,7 +109,7 @@ class Map:
         runs: str,
     ) -> tuple[Callable[..., None], Types]:  # fmt: skip
         scale, zero_point = (NUMBER_TYPES[k] if isinstance(k, str) else pointer(k) for k in qparams)
-        walk = _walk(self.formula_of(inputs, qparams, outputs), width, count, runs)
+        walk = body(self.formula_of(inputs, qparams, outputs), width, count, runs)
 
         def kernel(
             n: Any, skip: Any, first: Any, channels: Any, inner: Any, x: Any, scale: Any,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from npquant.cuda.arrays import device
-from npquant.cuda.loops import Formula, Map, nothing
+from npquant.cuda.elements import Formula
+from npquant.cuda.loops import Map, nothing
 from npquant.formulas import optim as f
 from npquant.formulas.base import formula
 from npquant.layout import PER_TENSOR

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from npquant.cuda.loops import Elementwise, Shortcut
+from npquant.cuda.elements import Shortcut
+from npquant.cuda.loops import Elementwise
 from npquant.dtypes import FLOATS, float32, float64
 from npquant.formulas import quantize as f
 

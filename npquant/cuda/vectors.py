@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 
 from npquant.cuda.target import SIMULATED
+from npquant.formulas.base import formula
 
 if not SIMULATED:
     from numba.core import cgutils
@@ -72,6 +73,28 @@ def vectors(width: int, count: int) -> Vectors:
     if not SIMULATED:
         scratch = _teach(width, count, load, store)
     return Vectors(load, scratch, store)
+
+
+def unrolled(step: Callable[..., Any], begin: int, end: int) -> Callable[..., Any]:
+    """``state = step(k, state, told)`` for each k, without a loop.
+
+    Of a loop the compiler may leave one, and then what it indexes lies in memory.
+    """
+    if end - begin == 1:
+
+        @formula
+        def one(state: Any, told: Any) -> Any:
+            return step(begin, state, told)
+
+        return one
+    middle = (begin + end) // 2
+    first, second = unrolled(step, begin, middle), unrolled(step, middle, end)
+
+    @formula
+    def both(state: Any, told: Any) -> Any:
+        return second(first(state, told), told)
+
+    return both
 
 
 def _teach(width: int, count: int, load: Any, store: Any) -> Any:
