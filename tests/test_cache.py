@@ -311,7 +311,7 @@ KEYS = """
 import gc
 import npquant
 from npquant.cpu import cache, target
-kernels = [k for k in gc.get_objects() if type(k) is target.Kernel]
+kernels = [k for k in gc.get_objects() if type(k) in (target.Kernel, target.Later)]
 print(len(kernels), *sorted({cache._told(k._segment) for k in kernels}), sep="\\n")
 """
 
@@ -320,7 +320,7 @@ import gc
 import npquant
 from npquant.cpu import target
 there = gc.get_objects()
-functions = [k._segment for k in there if type(k) is target.Kernel]
+functions = [k._segment for k in there if type(k) in (target.Kernel, target.Later)]
 functions += [c.function for c in there if type(c) is target.Compiled and c.function]
 print(*[f.__qualname__ for f in functions], sep="\\n")
 """

@@ -7,6 +7,7 @@ The loops are in `segments.py`, for runs of elements that share their parameters
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
@@ -26,7 +27,16 @@ from npquant.cpu.segments import (
     runs_of,
     strips_of,
 )
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Either, Kernel, Types, array_type, array_types
+from npquant.cpu.target import (
+    GRAIN,
+    PARALLEL_FROM,
+    Either,
+    Kernel,
+    Later,
+    Types,
+    array_type,
+    array_types,
+)
 from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
 from npquant.dtypes import FLOAT8, DType, bfloat16, bool_, compute, float16
 from npquant.layout import Granularity
@@ -106,44 +116,59 @@ class Elementwise:
         work: int = 1,
         steps: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        runs, runs_past = (
-            strips_of(parameters, steps, past) if steps else runs_of(parameters, element, past)
-            for past in (False, True)
-        )
-        blocks, periods = blocks_of(parameters, element, OF_BLOCKS), periods_of(parameters, element)
-        # For kernels that do more than this.
-        self.rule, self.rule_of_blocks = called(runs), called(blocks)
-        name = f"{parameters.__name__}_{element.__name__}"
+        self._formula, self._steps, self._wide, self._work = (
+            (parameters, element), steps, wide, work,
+        )  # fmt: skip
+        name, both = f"{parameters.__name__}_{element.__name__}", self._formula
 
         def kernel(
-            segment: Callable[..., Any], of: str, signature: Callable[..., Types] = _RUNS,
+            segment: Callable[[], Any], of: str, signature: Callable[..., Types] = _RUNS,
             full_width: bool = True,
         ) -> Kernel:  # fmt: skip
-            return Kernel(segment, f"{name}_{of}", signature, work, full_width)
+            return Later(segment, f"{name}_{of}", signature, work, full_width)
 
-        self._wide, self._work = wide, work
-        self._runs = kernel(runs, "runs")
-        self._runs_past = kernel(runs_past, "runs_past", full_width=bool(steps))
-        self._runs_apart = kernel(apart_of(self.rule, of_rows=False), "runs_apart", _RUNS_APART)
+        self._runs = kernel(lambda: self._segment(False), "runs")
+        self._runs_past = kernel(lambda: self._segment(True), "runs_past", full_width=bool(steps))
+        self._runs_apart = kernel(
+            lambda: apart_of(self.rule, of_rows=False), "runs_apart", _RUNS_APART
+        )
         self._runs_apart_past = kernel(
-            runs_apart_past_of(parameters, element), "runs_apart_past", _RUNS_APART,
-            full_width=False,
-        )  # fmt: skip
-        any_blocks = kernel(blocks, "blocks")
+            lambda: runs_apart_past_of(*both), "runs_apart_past", _RUNS_APART, full_width=False
+        )
+        any_blocks = kernel(lambda: blocks_of(*both, OF_BLOCKS), "blocks")
         self._blocks, self._blocks_past = {OF_BLOCKS: any_blocks}, {}
         for n in _LENGTHS:
-            of_length = kernel(blocks_of(parameters, element, n), f"blocks_{n}")
+            of_length = kernel(partial(blocks_of, *both, n), f"blocks_{n}")
             self._blocks[n] = Either(_in_halves, any_blocks, of_length)
-            past = blocks_of(parameters, element, n, past=True)
+            past = partial(blocks_of, *both, n, past=True)
             self._blocks_past[n] = kernel(past, f"blocks_{n}_past", full_width=False)
-        blocks_apart = apart_of(self.rule_of_blocks, of_rows=True)
-        self._blocks_apart = kernel(blocks_apart, "blocks_apart", _RUNS_APART)
-        self._periods = kernel(periods, "periods", _PERIODS)
-        self._periods_past = kernel(
-            periods_past_of(parameters, element), "periods_past", _PERIODS, full_width=False
+        self._blocks_apart = kernel(
+            lambda: apart_of(self.rule_of_blocks, of_rows=True), "blocks_apart", _RUNS_APART
         )
-        periods_apart = periods_apart_of(called(periods))
-        self._periods_apart = kernel(periods_apart, "periods_apart", _PERIODS_APART)
+        self._periods = kernel(lambda: periods_of(*both), "periods", _PERIODS)
+        self._periods_past = kernel(
+            lambda: periods_past_of(*both), "periods_past", _PERIODS, full_width=False
+        )
+        self._periods_apart = kernel(
+            lambda: periods_apart_of(called(periods_of(*both))), "periods_apart", _PERIODS_APART
+        )
+
+    def _segment(self, past: bool) -> Callable[..., Any]:
+        """What does runs."""
+        parameters, element = self._formula
+        if self._steps:
+            return strips_of(parameters, self._steps, past)
+        return runs_of(parameters, element, past)
+
+    @cached_property
+    def rule(self) -> Any:
+        """The loops over runs, for kernels that do more than this."""
+        return called(self._segment(False))
+
+    @cached_property
+    def rule_of_blocks(self) -> Any:
+        """The same of whole runs."""
+        return called(blocks_of(*self._formula, OF_BLOCKS))
 
     def shortcut(
         self, which: Callable[..., bool], name: str, runs: Callable[..., Any],

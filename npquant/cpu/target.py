@@ -14,6 +14,7 @@ import os
 import threading
 import types as python_types
 from collections.abc import Callable, Hashable, Iterator
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -132,7 +133,7 @@ class Kernel:
 
     def __init__(
         self,
-        segment: Callable[..., None],
+        segment: Callable[..., Any],
         name: str,
         signature: Callable[..., Types],
         work: int = 1,
@@ -140,7 +141,7 @@ class Kernel:
     ) -> None:
         self.name, self.work, self._signature = name, work, signature
         self._full_width = full_width
-        self._segment = renamed(segment, name)
+        self._made = segment
         self._code = Compiled(self._compile)
         self.serial = Compiled(lambda key: self._code[key].entry_point)
         self.parallel = Compiled(self._compile_parallel)
@@ -169,11 +170,26 @@ class Kernel:
         signature = types.intp, types.intp, *self._signature(*key)
         return _compile(self._segment, signature, self._full_width)
 
+    @cached_property
+    def _segment(self) -> Any:
+        return renamed(self._made, self.name)
+
     def _compile_parallel(self, key: Key) -> Any:
         """What spreads segments of one signature, and where the pool's loop and this one are."""
         code = self._code[key]
         segment = code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
         return _SPREAD[self._signature(*key)], pool.entry(), segment
+
+
+class Later(Kernel):
+    """A kernel whose segment ``segment()`` makes, when it is first compiled.
+
+    To make all the functions of an op takes a millisecond, and most programs call a few of them.
+    """
+
+    @cached_property
+    def _segment(self) -> Any:
+        return renamed(self._made(), self.name)
 
 
 class Either(Kernel):
