@@ -565,7 +565,9 @@ AT_THE_END_OF_A_PAGE = """
 import ctypes, mmap
 import numpy as np
 import npquant
+from npquant import cpu, layout
 from npquant.cpu import loops, maps, walk
+from npquant.modules import PerChannelMinMaxObserver
 from npquant.ops import fast_path
 
 walk.PIECE = loops.PIECE = maps.PIECE = fast_path.PIECE = 10
@@ -580,6 +582,21 @@ for x in (page[::2], page[1::2], page[:-1:2], page[2::2]):
     for part in (x, *(some for n in (15, 16, 17, 33) for some in (x[:n], x[-n:]))):
         assert npquant.convert_element_type(part, np.float64).sum() == 0
         assert npquant.fake_quantize_per_tensor_affine(part, 1.0, 0, 0, 255).sum() == 0
+        assert npquant.choose_qparams_symmetric(part, -128, 127, 1.0, np.int8) == (1.0, 0)
+    for inner in (16, 17, 31, 32, 33, 64):  # runs that are no rows
+        for some in (x[: 6 * inner], x[-6 * inner :]):
+            observer = PerChannelMinMaxObserver(ch_axis=1)
+            observer(some.reshape(2, 3, inner))
+            assert not observer.min_val.any() and not observer.max_val.any()
+for inner in (64, 128):  # as many bytes, of two and of one
+    kind = np.dtype(f"u{128 // inner}")
+    for start in (0, 1):
+        x = page.view(kind)[start : start + 12 * inner : 2].reshape(2, 3, inner)
+        y = page.view(kind)[len(page.view(kind)) - 12 * inner + start :: 2].reshape(2, 3, inner)
+        for some in (x, y):
+            some = some.view(np.float16) if inner == 64 else some
+            found = cpu.minmax(layout.per_channel(some.shape, 1), some)
+            assert not found[0].any() and not found[1].any()
 print("right")
 """
 

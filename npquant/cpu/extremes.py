@@ -60,7 +60,7 @@ def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Func
         return lo, hi
 
     def run_of_keys(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
-        if n * width(x) >= VECTORS:
+        if n * width(x) > VECTORS:  # one more, as every second element is read in pairs
             if fetched and far(x):
                 return extremes_in_vectors_fetched(x, begin, n, lo, hi)
             return extremes_in_vectors(x, begin, n, lo, hi)

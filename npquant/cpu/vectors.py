@@ -43,7 +43,11 @@ class _Vectors:
         return self._builder.gep(self._data, [self._builder.sub(i, i.type(back))])
 
     def load(self, i: Any, last: bool = False) -> Any:
-        """Those from `i` on; of the last of an array nothing is read that lies behind them."""
+        """Those from `i` on.
+
+        Of every second element as many more are read: those behind each, or, of the last of an
+        array, those before. So of the first the last must not be asked for, nor the other way.
+        """
         back = self._step - 1 if last else 0
         wide = ir.VectorType(self.bits, self.lanes * self._step)
         place = self._builder.bitcast(self.place(i, back), wide.as_pointer())
@@ -119,7 +123,7 @@ def _name(kind: Any) -> str:
 def extremes_in_vectors(x: Any, begin: Any, n: Any, low: Any, high: Any) -> Any:
     """The least and the greatest key of `n` elements from `begin` on, and of `low` and `high`.
 
-    They fill a vector of VECTORS bytes at least.
+    They fill more than a vector of VECTORS bytes.
     """
     keys = [key(v) for v in x[begin : begin + n]]
     return min(low, *keys), max(high, *keys)
