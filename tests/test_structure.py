@@ -153,3 +153,29 @@ def test_no_number_without_a_type_in_formulas(path):
 def test_untyped_numbers_are_found(expression, wrong):
     found = list(untyped_numbers(f"def f(x):\n    return {expression}\n"))
     assert len(found) == wrong
+
+
+def rooms(path):
+    """Each function of a file that makes rooms, and the name that it gives them."""
+    for function in ast.walk(tree(path)):
+        if isinstance(function, ast.FunctionDef):
+            for node in function.body:
+                call = node.value if isinstance(node, ast.Assign) else None
+                if isinstance(call, ast.Call | ast.Tuple) and re.match(
+                    r"\(?(strided\.)?room\(", ast.unparse(call)
+                ):
+                    yield function, ast.unparse(node.targets[0])
+
+
+def test_rooms_are_lent_to_pieces_and_kept_for_all():
+    """Else references were counted for each piece, or the memory given away before the last."""
+    found = [pair for path in sorted((PACKAGE / "cpu").glob("*.py")) for pair in rooms(path)]
+    assert len(found) == 9
+    for function, name in found:
+        names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+        assert len(names) == 3, (function.name, name)
+        lines = [ast.unparse(node) for node in function.body]
+        loops = [i for i, node in enumerate(function.body) if isinstance(node, ast.For | ast.While)]
+        lent = [i for i, line in enumerate(lines) if line.endswith(f"lend({name})")]
+        kept = [i for i, line in enumerate(lines) if line == f"keep({name})"]
+        assert lent[0] < loops[0] <= loops[-1] < kept[0], (function.name, name)

@@ -16,10 +16,10 @@ from npquant.cpu.extremes import ranges
 from npquant.cpu.folded import folds
 from npquant.cpu.loops import NUMBER_TYPES, Elementwise
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import LONG, local
+from npquant.cpu.memory import LONG, keep, local
 from npquant.cpu.qparams import ROWS, Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cpu.quantize import per_token
-from npquant.cpu.strided import VIEWS, room, taken, up_to_row
+from npquant.cpu.strided import LONG_ROW, VIEWS, lend, room, taken, up_to_row
 from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 from npquant.formulas.guesses import ASYMMETRIC, SYMMETRIC, Guess
 from npquant.primitives import item, like, store
@@ -79,15 +79,17 @@ class Dynamic:
             ) -> Any:  # fmt: skip
                 """The same of data that are not flat."""
                 most_rows = max(1, min(GRAIN // inner, ROWS))
-                packed = room(x, most_rows * inner)
+                made = room(x, most_rows * inner)
+                packed = lend(made)
                 while begin < end:
                     first = begin * inner
-                    m = up_to_row(views, first, min(most_rows, end - begin) * inner)
+                    m = up_to_row(views, first, min(most_rows, end - begin) * inner, LONG_ROW)
                     u, n = taken(x, views, 0, first, m, packed, None), m // inner
                     some_rows(0, n, n, inner, u, bottom, top, eps, lo, hi, nan,
                               scale[begin : begin + n], zero_point[begin : begin + n],
                               y[first : first + m])  # fmt: skip
                     begin += n
+                keep(made)
                 return usual(look, scale, zero_point, least, most)
 
             return (

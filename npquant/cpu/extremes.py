@@ -21,11 +21,12 @@ from npquant.cpu.memory import (
     far,
     fetch,
     from_line,
+    keep,
     width,
 )
 from npquant.cpu.segments import Function
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEW, VIEWS, gather, place, room, taken, up_to_row
+from npquant.cpu.strided import VIEWS, lend, long_row, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.vectors import VECTORS, extremes_in_vectors, extremes_in_vectors_fetched
@@ -172,24 +173,26 @@ def _apart_of(low: Function, high: Function, run_on: Function) -> Function:
     """The loop of tiles of data that are not flat."""
 
     def apart(
-        begin: Any, end: Any, view: Any, count: Any, x: Any, least: Any, greatest: Any
+        begin: Any, end: Any, views: Any, count: Any, x: Any, least: Any, greatest: Any
     ) -> None:
         """Tasks (channel, tile)."""
-        tiles = least.shape[1]
-        packed = np.empty(TILE, x.dtype)
+        tiles, long = least.shape[1], long_row(x, None)
+        made = room(x, TILE)
+        packed = lend(made)
         for task in range(begin, end):
             c = task // tiles
             tile = task - c * tiles
-            m = min(count - tile * TILE, TILE)
             first = c * count + tile * TILE
-            i = place(view, first, m)
-            if i >= 0:
-                lo, hi = low(x[i]), high(x[i])
-                least[c, tile], greatest[c, tile] = run_on(x, i, m, lo, hi)
-            else:
-                gather(x, view, first, m, packed, 0)
-                lo, hi = low(packed[0]), high(packed[0])
-                least[c, tile], greatest[c, tile] = run_on(packed, 0, m, lo, hi)
+            stop = c * count + min(count, (tile + 1) * TILE)
+            v = taken(x, views, 0, first, 1, packed, None)[0]
+            lo, hi = low(v), high(v)
+            while first < stop:
+                m = up_to_row(views, first, stop - first, long)
+                u = taken(x, views, 0, first, m, packed, None)
+                lo, hi = run_on(u, 0, m, lo, hi)
+                first += m
+            least[c, tile], greatest[c, tile] = lo, hi
+        keep(made)
 
     return apart
 
@@ -201,14 +204,16 @@ def _short_apart_of(folded: Function) -> Function:
         begin: Any, end: Any, views: Any, inner: Any, x: Any, least: Any, greatest: Any
     ) -> None:
         """Tasks (row)."""
-        some = GRAIN // inner
-        packed = room(x, some * inner)
+        some, long = GRAIN // inner, long_row(x, None)
+        made = room(x, some * inner)
+        packed = lend(made)
         while begin < end:
-            m = up_to_row(views, begin * inner, min(some, end - begin) * inner)
+            m = up_to_row(views, begin * inner, min(some, end - begin) * inner, long)
             n = max(1, m // inner)  # a row may be several of memory
             u = taken(x, views, 0, begin * inner, n * inner, packed, None)
             folded(u, 0, n, inner, least, greatest, begin)
             begin += n
+        keep(made)
 
     return short_apart
 
@@ -284,7 +289,8 @@ class Extremes:
             self._runs(least.size, x.size, whole, (key_of(flat), kind))
         elif (seen := by_view(granularity, x)) is not None:
             view, memory = seen
-            self._apart(least.size, x.size, (view, count, memory, least, greatest), (dtype, kind))
+            args = view[None], count, memory, least, greatest
+            self._apart(least.size, x.size, args, (dtype, kind))
         else:
             for layout, some, tiles, (part,) in channel_pieces(
                 granularity, (x,), (), TILE, ordered=False
@@ -326,7 +332,7 @@ def _beside_signature(dtype: Any, kind: Any) -> Types:
 
 
 def _apart_signature(dtype: Any, kind: Any) -> Types:
-    return VIEW, types.intp, *_extremes_signature(dtype, kind)[3:]
+    return VIEWS, types.intp, *_extremes_signature(dtype, kind)[3:]
 
 
 #: NaN where there is one.

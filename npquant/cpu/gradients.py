@@ -17,9 +17,9 @@ from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.lanes import TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import fetch_to_second, local, to_line
+from npquant.cpu.memory import fetch_to_second, keep, local, to_line
 from npquant.cpu.segments import Function
-from npquant.cpu.strided import given, placed, room, taken
+from npquant.cpu.strided import given, lend, placed, room, taken
 from npquant.cpu.target import GRAIN
 from npquant.layout import LANES, TILE
 from npquant.primitives import each, item, masked, store
@@ -289,21 +289,23 @@ def apart_of(run: Function) -> Function:
         y: Any, sums: Any, grad_scale: Any, grad_zero_point: Any,
     ) -> None:  # fmt: skip
         """Tasks (some channels, some tiles)."""
-        rooms, made = room((g, x), some * length), room(y, some * length)
+        made = room((g, x, y), some * length)
+        g_room, x_room, y_room = lend(made)
         parts = (count + length - 1) // length
         for task in range(begin, end):
             c, e = task // parts * some, task % parts * length
             rows, m = min(some, channels - c), min(length, count - e)
             first, n, stop = c * count + e * rows, rows * m, c + rows
-            w = placed(y, views, 2, first, n, made)
-            u, v = taken((g, x), views, 0, first, n, rooms, w)
+            w = placed(y, views, 2, first, n, y_room)
+            u, v = taken((g, x), views, 0, first, n, (g_room, x_room), w)
             block = min(BLOCK, rows, max(1, GRAIN // m)) if m < TILE else 1
             tiles = (m + TILE - 1) // TILE
             run(0, (rows + block - 1) // block * tiles, 0, block, rows, m, m, u, v,
                 scale[c:stop], zero_point[c:stop], lo, hi, factor, w,
                 sums[:, c:stop, e // TILE : e // TILE + tiles],
                 grad_scale, grad_zero_point)  # fmt: skip
-            given(y, views, 2, first, n, made)
+            given(y, views, 2, first, n, y_room)
+        keep(made)
 
     return apart
 

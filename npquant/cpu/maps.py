@@ -11,7 +11,7 @@ from numba import types
 from npquant.cpu import strided
 from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
-from npquant.cpu.memory import after, waiting_for
+from npquant.cpu.memory import after, keep, waiting_for
 from npquant.cpu.segments import FEW_LINES, end_past, next_past, waits_at, written_past
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory
@@ -39,13 +39,16 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
 
     def apart(begin: Any, end: Any, views: Any, x: Any, y: Any) -> None:
         size = strided.piece(views)
-        room, y_room = strided.room(x, size), strided.room(y, size)
+        long = strided.long_row(x, None)
+        made = strided.room(y, size), strided.room(x, size)
+        y_room, x_room = strided.lend(made)
         while begin < end:
-            m = strided.up_to_row(views, begin, min(size, end - begin))
+            m = strided.up_to_row(views, begin, min(size, end - begin), long)
             v = strided.placed(y, views, 0, begin, m, y_room)
-            run(0, m, *(strided.taken(x, views, 1, begin, m, room, v) + (v,)))  # noqa: RUF005
+            run(0, m, *(strided.taken(x, views, 1, begin, m, x_room, v) + (v,)))  # noqa: RUF005
             strided.given(y, views, 0, begin, m, y_room)
             begin += m
+        keep(made)
 
     kernel_past = Kernel(past, f"{name}_past", _tuple_types, full_width=False)
     kernel_apart = Kernel(apart, f"{name}_apart", _apart_types)

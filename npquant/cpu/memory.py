@@ -236,6 +236,15 @@ def _lent(context: Any, x: Any, first: Any, n: Any) -> Any:
     return kind(x, types.intp, types.intp), codegen
 
 
+def keep(arrays: Any) -> None:
+    """Hold on to what was `lent` of arrays of a kernel's own: they live until here."""
+
+
+@lowered(keep)
+def _keep(context: Any, arrays: Any) -> Any:
+    return types.void(arrays), lambda context, builder, sig, args: context.get_dummy_value()
+
+
 def fetch(values: Any, first: Any, n: Any) -> None:
     """Have `n` values brought to the first cache, of an array or of each of a tuple, unread."""
 

@@ -22,6 +22,7 @@ from npquant.cpu.memory import (
     far,
     fetch,
     fetch_to_second,
+    keep,
     to_line,
     waiting_for,
     width,
@@ -166,17 +167,20 @@ def periods_apart_of(repeat: Function) -> Function:
     ) -> None:  # fmt: skip
         """Items (element)."""
         size = strided.piece(views)
-        room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
+        long = strided.long_row(x, mask)
+        made = strided.room(y, size), strided.room(mask, size), strided.room(x, size)
+        y_room, mask_room, x_room = strided.lend(made)
         while begin < end:
-            m = strided.up_to_row(views, begin, min(size, end - begin))
-            v = strided.placed(y, views, 0, begin, m, rooms[0])
-            w = strided.placed(mask, views, 1, begin, m, rooms[1])
-            u = strided.taken(x, views, 2, begin, m, room, v)
+            m = strided.up_to_row(views, begin, min(size, end - begin), long)
+            v = strided.placed(y, views, 0, begin, m, y_room)
+            w = strided.placed(mask, views, 1, begin, m, mask_room)
+            u = strided.taken(x, views, 2, begin, m, x_room, v)
             repeat(0, m, 0, 0.0, 0.0, begin, channels, inner, repeats, u, scale, zero_point, lo,
                    hi, nan, v, w)  # fmt: skip
-            strided.given(y, views, 0, begin, m, rooms[0])
-            strided.given(mask, views, 1, begin, m, rooms[1])
+            strided.given(y, views, 0, begin, m, y_room)
+            strided.given(mask, views, 1, begin, m, mask_room)
             begin += m
+        keep(made)
 
     return periods_apart
 

@@ -30,6 +30,7 @@ from npquant.cpu.memory import (
     WAIT,
     far,
     fetch,
+    keep,
     settle,
     to_line,
     waiting_for,
@@ -228,19 +229,22 @@ def apart_of(loop: Function, of_rows: bool) -> Function:
         length = inner if of_rows else 1
         some = strided.piece(views) // length
         size = some * length
-        room, rooms = strided.room(x, size), (strided.room(y, size), strided.room(mask, size))
+        long = strided.long_row(x, mask)
+        made = strided.room(y, size), strided.room(mask, size), strided.room(x, size)
+        y_room, mask_room, x_room = strided.lend(made)
         while begin < end:
             first, most = begin * length, min(some, end - begin) * length
-            n = max(1, strided.up_to_row(views, first, most) // length)
+            n = max(1, strided.up_to_row(views, first, most, long) // length)
             m = n * length
-            v = strided.placed(y, views, 0, first, m, rooms[0])
-            w = strided.placed(mask, views, 1, first, m, rooms[1])
-            u = strided.taken(x, views, 2, first, m, room, v)
+            v = strided.placed(y, views, 0, first, m, y_room)
+            w = strided.placed(mask, views, 1, first, m, mask_room)
+            u = strided.taken(x, views, 2, first, m, x_room, v)
             loop(0, n, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
                  w)  # fmt: skip
-            strided.given(y, views, 0, first, m, rooms[0])
-            strided.given(mask, views, 1, first, m, rooms[1])
+            strided.given(y, views, 0, first, m, y_room)
+            strided.given(mask, views, 1, first, m, mask_room)
             begin += n
+        keep(made)
 
     return apart
 
@@ -259,12 +263,13 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
     ) -> None:  # fmt: skip
         """Items (element)."""
         size, constants = strided.piece(views), (lo, hi, nan)
-        room = strided.room(x, size)
+        made = strided.room(x, size)
+        room = strided.lend(made)
         waiting, held = waiting_for(y), 0
         row = begin // inner
         c, skip = row % channels, begin - row * inner
         while begin < end:
-            n = strided.up_to_row(views, begin, min(size, end - begin))
+            n = strided.up_to_row(views, begin, min(size, end - begin), strided.LONGER_ROW)
             u, done = strided.taken(x, views, 2, begin, n, room, None), 0
             while done < n:
                 m = min(n - done, inner - skip)
@@ -279,6 +284,7 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
                     skip = 0
                     c = c + 1 if c + 1 < channels else 0
         end_past(y, end, waiting, held)
+        keep(made)
 
     return runs_apart_past
 

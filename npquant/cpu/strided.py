@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 
 from npquant.cpu.lowered import called, lowered, overload
-from npquant.cpu.memory import Borrowed, address, data_of, lent
+from npquant.cpu.memory import FAR, Borrowed, address, data_of, far, lent
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]
@@ -33,8 +33,9 @@ THINNED = 16
 COPIED = 64
 
 #: Rows of so many elements that follow one another are pieces of their own, which need no room:
-#: shorter ones are gathered faster, as the pages of the next ones are not foreseen. (Measured.)
-LONG_ROW = 2048
+#: shorter ones are gathered faster, as the pages of the next ones are not foreseen. So are those
+#: up to LONGER_ROW of arrays beyond the caches, and where a mask is made, too. (Measured.)
+LONG_ROW, LONGER_ROW = 1024, 2048
 
 #: Elements that are gathered at a time for a loop over flat data: they stay in the first cache.
 #: Where rows cross memory, what shares lines of the cache, of all arrays up to CROSSED.
@@ -123,7 +124,8 @@ def _pair(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def row(a: Array) -> int:
     """How many elements of `a` may be taken at a time, at most, so that none needs room."""
     length, step = joined(a)[-1]
-    return length if step == a.itemsize and length >= LONG_ROW else a.size
+    long = LONG_ROW if a.size < FAR else LONGER_ROW
+    return length if step == a.itemsize and length >= long else a.size
 
 
 def crossed(a: Array) -> int:
@@ -373,6 +375,16 @@ def room(x: Any, n: Any) -> Any:
     return np.empty(n, x.dtype)
 
 
+def lend(room: Any) -> Any:
+    """The same without its count of references, which would be counted for every piece.
+
+    What `room` has made is to be kept (`keep`) until all pieces are done.
+    """
+    if isinstance(room, tuple):
+        return tuple([lend(a) for a in room])
+    return room
+
+
 @called
 def piece(views: Any) -> Any:
     """How many elements to take at a time, at most."""
@@ -393,12 +405,18 @@ def overlap(a: Any, b: Any) -> Any:
 
 
 @called
-def up_to_row(views: Any, first: Any, n: Any) -> Any:
-    """How many of `n` elements from `first` on are in one row of whatever has long ones."""
+def long_row(x: Any, mask: Any) -> Any:
+    """How long the rows of `x` are, at least, that are pieces of their own."""
+    return LONG_ROW if mask is None and not far(x) else LONGER_ROW
+
+
+@called
+def up_to_row(views: Any, first: Any, n: Any, long: Any) -> Any:
+    """How many of `n` elements from `first` on are in one row of whatever has `long` ones."""
     for k in range(views.shape[0]):
         axes = views[k, 0, 0]
         length = views[k, axes, 0]
-        if axes > 0 and views[k, axes, 1] == 1 and length >= LONG_ROW:
+        if axes > 0 and views[k, axes, 1] == 1 and length >= long:
             n = min(n, length - first % length)
     return n
 
@@ -476,6 +494,17 @@ def _room(x, n):
     if len(x) == 1:
         return lambda x, n: (room(x[0], n),)
     return lambda x, n: (room(x[0], n), *room(x[1:], n))
+
+
+@overload(lend)
+def _lend(room):
+    if isinstance(room, types.NoneType):
+        return lambda room: None
+    if isinstance(room, types.Array):
+        return lambda room: lent(room, 0, len(room))
+    if len(room) == 1:
+        return lambda room: (lend(room[0]),)
+    return lambda room: (lend(room[0]), *lend(room[1:]))
 
 
 @overload(taken)

@@ -34,10 +34,10 @@ from npquant.cpu.gradients import (
 from npquant.cpu.lanes import TOGETHER, add_terms, folded
 from npquant.cpu.loops import NUMBER_TYPES, number_type
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import Borrowed, local
+from npquant.cpu.memory import Borrowed, keep, local
 from npquant.cpu.segments import Function
 from npquant.cpu.steps import in_steps
-from npquant.cpu.strided import VIEWS, every_second, room, taken
+from npquant.cpu.strided import VIEWS, every_second, lend, room, taken
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, array_types, threads
 from npquant.cpu.walk import (
@@ -394,7 +394,8 @@ class Total:
             x: Any, number: Any, sums: Any,
         ) -> None:  # fmt: skip
             """Tasks (some lines, some tiles): `of_tiles`, of data that are not flat."""
-            rooms = room(x, some * length)
+            made = room(x, some * length)
+            rooms = lend(made)
             parts = (count + length - 1) // length
             for task in range(begin, end):
                 c, e = task // parts * some, task % parts * length
@@ -404,6 +405,7 @@ class Total:
                 for r in range(rows):
                     tile = ((c + r) * count + e) // TILE
                     of_row(0, tiles, r * m, m, data, number, sums[tile : tile + tiles])
+            keep(made)
 
         self._kernel = Kernel(of_tiles, f"{element.__name__}_total", _total_signature, 4)
         self._apart = Kernel(apart, f"{element.__name__}_total_apart", _total_apart_signature, 4)
