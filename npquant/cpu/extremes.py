@@ -263,9 +263,8 @@ class Extremes:
             rows = flat.reshape(x.size)
             self.short(channels, x.size, (count, rows, lo, hi), (key_of(flat), dtype))
         elif short and found is None and (seen := by_view(granularity, x)) is not None:
-            view, memory = seen
-            args = view[None], count, memory, lo, hi
-            self._short_apart(channels, x.size, args, (dtype, dtype))
+            views, memory = seen
+            self._short_apart(channels, x.size, (views, count, memory, lo, hi), (dtype, dtype))
         else:
             if isinstance(found, Spans):
                 least, greatest = self._of_columns(found, flat, kind)
@@ -288,9 +287,8 @@ class Extremes:
             whole = *found, count, flat.reshape(x.size), least, greatest
             self._runs(least.size, x.size, whole, (key_of(flat), kind))
         elif (seen := by_view(granularity, x)) is not None:
-            view, memory = seen
-            args = view[None], count, memory, least, greatest
-            self._apart(least.size, x.size, args, (dtype, kind))
+            views, memory = seen
+            self._apart(least.size, x.size, (views, count, memory, least, greatest), (dtype, kind))
         else:
             for layout, some, tiles, (part,) in channel_pieces(
                 granularity, (x,), (), TILE, ordered=False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,10 +51,10 @@ class Views(NamedTuple):
 
 
 #: How an array lies: its shape, its strides, and the bytes of an element.
-_Lying = tuple[tuple[int, ...], tuple[int, ...], int]
+Lying = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def _lying(a: Array) -> _Lying:
+def lying(a: Array) -> Lying:
     return a.shape, a.strides, a.itemsize
 
 
@@ -79,7 +80,7 @@ def _joined(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
 
 def joined(a: Array) -> tuple[Axis, ...]:
     """(length, stride) of the axes of `a`, as few as there can be in C order."""
-    return _joined(*_lying(a))
+    return _joined(*lying(a))
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +94,19 @@ def _view(*lying: Any) -> Array:
 
 def view(a: Array) -> Array:
     """The view of `a`, which is kept for the next one that lies like it."""
-    return _view(*_lying(a))
+    return _view(*lying(a))
+
+
+@lru_cache(maxsize=256)
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether what lies so, and is not empty, follows one another in C order."""
+    return _joined(shape, strides, itemsize) == ((prod(shape), itemsize),)
+
+
+@lru_cache(maxsize=256)
+def in_pairs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether what lies so is every second element of memory, of few enough bytes."""
+    return itemsize <= 4 and _joined(shape, strides, itemsize) == ((prod(shape), 2 * itemsize),)
 
 
 def aligned(a: Array) -> bool:
@@ -108,7 +121,7 @@ def _whole_steps(strides: tuple[int, ...], itemsize: int) -> bool:
 
 def every_second(a: Array) -> bool:
     """Whether kernels can read `a` as it lies, as every second element of memory."""
-    return a.itemsize <= 4 and a.flags.aligned and joined(a) == ((a.size, 2 * a.itemsize),)
+    return a.flags.aligned and in_pairs(*lying(a))
 
 
 def key(a: Array) -> np.dtype[Any]:
@@ -542,13 +555,14 @@ def _shared(a, b):
 
 def views(arrays: tuple[Array | None, ...], flat: Callable[[Array], bool]) -> Views:
     """The views of some arrays; those that are `flat` need none, nor does None: no axes."""
-    return _views(*[None if a is None or flat(a) else _lying(a) for a in arrays])
+    return views_of(*[None if a is None or flat(a) else lying(a) for a in arrays])
 
 
 @lru_cache(maxsize=256)
-def _views(*arrays: _Lying | None) -> Views:
+def views_of(*arrays: Lying | None) -> Views:
+    """The views of what lies so; None for what needs none."""
     none = np.zeros((1, 2), np.int64)
-    every = [none if lying is None else _view(*lying) for lying in arrays]
+    every = [none if a is None else _view(*a) for a in arrays]
     found = np.zeros((len(every), max(map(len, every)), 2), np.int64)
     for k, rows in enumerate(every):
         found[k, : len(rows)] = rows

@@ -8,6 +8,7 @@ Contiguous arrays are one piece, dense permuted ones are taken in memory order; 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from npquant.cpu import strided
 from npquant.cpu.target import Kernel
-from npquant.layout import Granularity, Layout, Spans, memory_order
+from npquant.layout import Granularity, Layout, Spans, memory_order, order_of_strides
 
 Array = np.ndarray[Any, Any]
 
@@ -75,6 +76,17 @@ def pieces(
     shape, size = arrays[0].shape, arrays[0].size
     if size == 0:
         return
+    if apart and size > PIECE and all(map(strided.aligned, arrays)):
+        lying = [None if a is None else strided.lying(a) for a in (*outputs, *inputs)]
+        way = _by_views(granularity, len(outputs), *lying)
+        if way is not None:
+            piece, order = way
+            every: list[Any] = [*inputs, *outputs]
+            if order is not None:
+                every = [a if a is None else a.transpose(order) for a in every]
+            seen = strided.forward if piece.views else _flat
+            yield piece, [a if a is None else seen(a) for a in every], qparams
+            return
     alike, order = _common_order(arrays)
     if alike:
         layout = granularity.layout(shape, order)
@@ -90,42 +102,55 @@ def pieces(
             return
 
     piece = Piece(granularity.channels, granularity.inner or size)
-    written = [a for a in outputs if a is not None]
     if size <= PIECE:
         whole, into = _copied(inputs, outputs)
         yield piece, whole, qparams
         for a, room in into:
             np.copyto(a, room)
         return
-    if apart and all(map(strided.aligned, arrays)):
-        # Results as they lie in memory, if they are dense, and what they are made of in that order.
-        alike, order = _common_order(written)
-        layout = granularity.layout(shape, order) if alike else None
-        if layout is not None:
-            piece = Piece(layout.channels, layout.inner or size)
-        else:
-            order = None
+    spans_of = [_Packed(a, PIECE) for a in inputs]
+    rooms: list[Any] = [a if a is None else _Packed(a, PIECE) for a in outputs]
+    for first in range(0, size, PIECE):
+        span = first, min(first + PIECE, size)
+        found: list[Any] = [a.read(*span) for a in spans_of]
+        found += [a if a is None else a.room(*span) for a in rooms]
+        yield piece._replace(first=first), found, qparams
+        for a in filter(None, rooms):
+            a.write(*span)
 
-        def lying(some: tuple[Array | None, ...]) -> tuple[Any, ...]:
-            return tuple([a if a is None or order is None else a.transpose(order) for a in some])
 
-        read, results = lying(inputs), lying(outputs)
-        if layout is not None and all(map(readable, read)):
-            yield piece, [a if a is None else a.reshape(-1) for a in (*read, *results)], qparams
-        else:
-            views = strided.views((*results, *read), plain)
-            seen = [a if a is None else strided.forward(a) for a in (*read, *results)]
-            yield piece._replace(views=views), seen, qparams
-    else:
-        spans_of = [_Packed(a, PIECE) for a in inputs]
-        rooms: list[Any] = [a if a is None else _Packed(a, PIECE) for a in outputs]
-        for first in range(0, size, PIECE):
-            span = first, min(first + PIECE, size)
-            found: list[Any] = [a.read(*span) for a in spans_of]
-            found += [a if a is None else a.room(*span) for a in rooms]
-            yield piece._replace(first=first), found, qparams
-            for a in filter(None, rooms):
-                a.write(*span)
+@lru_cache(maxsize=256)
+def _by_views(
+    granularity: Granularity, outputs: int, *lying: strided.Lying | None
+) -> tuple[Piece, tuple[int, ...] | None] | None:
+    """How one call takes aligned arrays that lie so: the piece, and the order to see the axes in.
+
+    Results, the first few, are seen as they lie in memory, if they are dense, and what they are
+    made of in that order. None where all lie alike, and need no views.
+    """
+    every = [w for w in lying if w is not None]
+    shape, size = every[0][0], prod(every[0][0])
+    alike, order = _lie_alike(*every)
+    if alike:
+        spans = granularity.spans(shape, order)  # type: ignore[arg-type]
+        if granularity.layout(shape, order) is not None or (spans is not None and _worth(spans)):
+            return None
+    alike, order = _lie_alike(*[w for w in lying[:outputs] if w is not None])
+    layout = granularity.layout(shape, order) if alike else None
+    if layout is None:
+        order = None
+    turned = [w if w is None or order is None else _transposed(w, order) for w in lying]
+    bent = [None if w is None or strided.contiguous(*w) else w for w in turned]
+    views = None
+    if layout is None or not all(w is None or strided.in_pairs(*w) for w in bent):
+        views = strided.views_of(*bent)
+    channels, inner = layout or (granularity.channels, granularity.inner)
+    return Piece(channels, inner or size, views=views), order
+
+
+def _transposed(lying: strided.Lying, order: tuple[int, ...]) -> strided.Lying:
+    shape, strides, itemsize = lying
+    return tuple([shape[i] for i in order]), tuple([strides[i] for i in order]), itemsize
 
 
 def _copied(
@@ -174,14 +199,22 @@ def _common_order(arrays: list[Array]) -> tuple[bool, tuple[int, ...] | None]:
     """Whether all `arrays` are dense and lie alike, and the order of their axes (None: C)."""
     if all(plain(a) for a in arrays):
         return True, None
-    orders = {memory_order(a) for a in arrays}
-    if len(orders) > 1 or not all(a.flags.aligned for a in arrays):
+    if not all(a.flags.aligned for a in arrays):
         return False, None
-    order = orders.pop()
+    return _lie_alike(*map(strided.lying, arrays))
+
+
+@lru_cache(maxsize=256)
+def _lie_alike(*lying: strided.Lying) -> tuple[bool, tuple[int, ...] | None]:
+    """The same of arrays that lie so."""
+    if all(strided.contiguous(*w) for w in lying):
+        return True, None
+    orders = {order_of_strides(*w) for w in lying}
+    order = orders.pop() if len(orders) == 1 else None
     return order is not None, order
 
 
-def _flat(a: Array, order: tuple[int, ...] | None) -> Array:
+def _flat(a: Array, order: tuple[int, ...] | None = None) -> Array:
     return (a if order is None else a.transpose(order)).reshape(-1)
 
 
@@ -294,16 +327,14 @@ def as_they_lie(
 
 
 def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
-    """The view of `x` with its channels first, and itself; None where `channel_pieces` is best.
+    """The views of `x` alone with its channels first, and it; None where `channel_pieces` is best.
 
-    That is where data that need no order can be taken as they lie, or are few or not aligned.
+    That is where data are few or not aligned. Those that can be taken `as_they_lie` need no views.
     """
     if x.size <= PIECE or not strided.aligned(x):
         return None
-    if _as_they_lie(granularity, [x], ordered=False)[0] is not None:
-        return None
     x = _channels_first(granularity, x)
-    return strided.view(x), strided.forward(x)
+    return strided.views((x,), flat=lambda a: False).rows, strided.forward(x)
 
 
 def views_in_boxes(
