@@ -26,7 +26,7 @@ from npquant.cpu.memory import (
 )
 from npquant.cpu.segments import Function
 from npquant.cpu.storage import TYPES
-from npquant.cpu.strided import VIEWS, lend, long_row, room, taken, up_to_row
+from npquant.cpu.strided import LONGER_ROW, VIEWS, lend, long_row, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.vectors import VECTORS, extremes_in_vectors, extremes_in_vectors_fetched
@@ -204,11 +204,11 @@ def _short_apart_of(folded: Function) -> Function:
         begin: Any, end: Any, views: Any, inner: Any, x: Any, least: Any, greatest: Any
     ) -> None:
         """Tasks (row)."""
-        some, long = GRAIN // inner, long_row(x, None)
+        some = GRAIN // inner
         made = room(x, some * inner)
         packed = lend(made)
         while begin < end:
-            m = up_to_row(views, begin * inner, min(some, end - begin) * inner, long)
+            m = up_to_row(views, begin * inner, min(some, end - begin) * inner, LONGER_ROW)
             n = max(1, m // inner)  # a row may be several of memory
             u = taken(x, views, 0, begin * inner, n * inner, packed, None)
             folded(u, 0, n, inner, least, greatest, begin)
