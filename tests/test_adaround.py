@@ -16,6 +16,7 @@ import npquant as nq
 import oracle
 from cases import FLOATS, assert_same
 from npquant.adaround import AdaroundLoss
+from npquant.cpu.walk import PIECE
 from npquant.formulas import elementary
 
 F32, F64 = np.float32, np.float64
@@ -583,3 +584,17 @@ def test_wide_bounds():
     with pytest.raises(ValueError, match="quant_min and quant_max"):
         nq.adaround_hard(x.astype(F32), v.astype(F32), *args)
     assert nq.adaround_codes(x, v, *args, np.int32).tolist() == [2**30 + 1] * 2
+
+
+@pytest.mark.parametrize("lay", [np.ascontiguousarray, np.asfortranarray])
+@by_granularity
+def test_large_weights_and_scales_of_integers(granularity, lay):
+    """Such scales go the long way, where what lies in C order needs no order of axes."""
+    shape, where = GRANULARITIES[granularity]
+    x = lay(np.random.default_rng(1).normal(0, 2, (6, 8000)).astype(F32))
+    shape = (6, 2000) if granularity == "groups" else tuple({8: 8000}.get(n, n) for n in shape)
+    scale, zero_point = np.full(shape, 2), np.full(shape, 1)
+    got = nq.adaround_soft(x, x, scale, zero_point, *BITS4, **where)
+    expected = nq.adaround_soft(x, x, scale.astype(F32), zero_point, *BITS4, **where)
+    assert_same(got, expected)
+    assert x.size > PIECE

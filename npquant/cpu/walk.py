@@ -132,8 +132,10 @@ def _by_views(
     shape, size = every[0][0], prod(every[0][0])
     alike, order = _lie_alike(*every)
     if alike:
+        if granularity.layout(shape, order) is not None:
+            return None
         spans = granularity.spans(shape, order)  # type: ignore[arg-type]
-        if granularity.layout(shape, order) is not None or (spans is not None and _worth(spans)):
+        if spans is not None and _worth(spans):
             return None
     alike, order = _lie_alike(*[w for w in lying[:outputs] if w is not None])
     layout = granularity.layout(shape, order) if alike else None
