@@ -438,10 +438,7 @@ def _listed(values: Any, name: str, of: str) -> list[Any]:
 
 def _betas(betas: Any) -> tuple[float, float]:
     pair = enumerate(checks.two(betas, "betas"))
-    first, second = (checks.at_least(b, f"betas[{i}]", 0.0) for i, b in pair)
-    for i, b in enumerate((first, second)):
-        if b >= 1:
-            raise ValueError(f"betas[{i}] must be less than 1, got {b}")
+    first, second = (checks.below_one(b, f"betas[{i}]") for i, b in pair)
     return first, second
 
 

@@ -79,9 +79,7 @@ class AdaroundLoss:
         reg_param: float = 0.001,
     ) -> None:
         self.max_iter = checks.within(max_iter, "max_iter", 1, MOST_STEPS)
-        self.warm_start = checks.at_least(warm_start, "warm_start", 0.0)
-        if self.warm_start >= 1:
-            raise ValueError(f"warm_start must be less than 1, got {self.warm_start}")
+        self.warm_start = checks.below_one(warm_start, "warm_start")
         self.beta_range = tuple(
             checks.at_least_in_float32(b, f"beta_range[{i}]", 1.0)
             for i, b in enumerate(checks.two(beta_range, "beta_range"))

@@ -597,9 +597,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
             raise TypeError(
                 f"held_out must be a share, or an array of one axis of rows, got {show(held_out)}"
             )
-        share = 0.2 if held_out is None else checks.at_least(held_out, "held_out", 0.0)
-        if share >= 1:
-            raise ValueError(f"held_out must be less than 1, got {share}")
+        share = 0.2 if held_out is None else checks.below_one(held_out, "held_out")
         count = math.ceil(share * rows)
         judging = np.sort(rng.permutation(rows)[:count])
     learned = np.delete(np.arange(rows), judging)

@@ -1,7 +1,7 @@
 """Arguments: what is allowed, in one place, and the words of every error.
 
 Wrong kinds and dtypes are TypeErrors, wrong values and shapes are ValueErrors. Each names the
-argument, what it was and what is allowed. Everything here runs before anything is written.
+argument, what it was and what is allowed. All checks of a call come before anything is written.
 """
 
 from npquant.checks.arrays import (
@@ -53,6 +53,7 @@ from npquant.checks.numbers import (
     at_least,
     at_least_in_float32,
     axis_of,
+    below_one,
     bounds,
     bounds_around_zero,
     bounds_of,

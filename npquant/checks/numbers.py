@@ -320,6 +320,14 @@ def at_least_in_float32(value: Any, name: str, least: float) -> float:
     return at_least(value, name, least, None, _BEYOND_FLOAT32)
 
 
+def below_one(value: Any, name: str) -> float:
+    """A number from 0 on that is less than 1."""
+    v = at_least(value, name, 0.0)
+    if v >= 1:
+        raise ValueError(f"{name} must be less than 1, got {v}")
+    return v
+
+
 def share(value: Any, name: str) -> float:
     """A part of all: a number within 0..1."""
     v = at_least(value, name, 0.0)

@@ -181,8 +181,6 @@ def _choose(
         return done
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
-    if isinstance(x, ArraySpec):
-        return ArraySpec((1,), dtypes.float64), ArraySpec((1,), dtypes.int64)
     mn, mx = backend.of(x).minmax(layout.whole(x.size), x)
     return _determine(mn, mx, scheme, least, False, x)
 
@@ -422,9 +420,6 @@ def determine_qparams(
         return done
     if mn.size == 0:
         return _unset(mn)
-    if isinstance(mn, ArraySpec):
-        shape = mn.shape or (1,)
-        return ArraySpec(shape, dtypes.float64), ArraySpec(shape, dtypes.int64)
     low, high = checks.flat(mn), checks.flat(mx)
     host = type(mn) is np.ndarray  # on a GPU nobody looks
     if host and mn.ndim == 0 and mn == math.inf and mx == -math.inf:
@@ -457,8 +452,8 @@ def _determine(
     A range without axes does not promote the float32 `eps` that it meets; a vector does.
     """
     name, bounds, middle = scheme
-    precision, eps = _precision(least.dtype, vector, eps)
-    shape = (least.size if vector else 1,)
+    precision, eps = _precision(x.dtype, vector, eps)
+    shape = (x.size if vector else 1,)
     scale, z = checks.new(x, shape, dtypes.float64), checks.new(x, shape, dtypes.int64)
     choose = getattr(backend.of(x), name)
     choose(least, greatest, bounds, eps, middle, precision, scale, z)

@@ -267,7 +267,8 @@ def quantize_per_channel(
         Values of any shape; float16, bfloat16, float32 or float64.
     scales : array_like of shape (C,)
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        of the C indices of `axis`. Positive and finite.
+        of the C indices of `axis`. Positive and finite; float16,
+        bfloat16, float32 or float64, or integers, which count as float32.
     zero_points : array_like of shape (C,)
         Codes that stand for 0.0: one for each of the C indices of `axis`. They may be fractional.
     axis : int
@@ -373,7 +374,8 @@ def dequantize_per_channel(
         Codes of any shape, of the dtype `dtype`.
     scales : array_like of shape (C,)
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        of the C indices of `axis`. Positive and finite.
+        of the C indices of `axis`. Positive and finite; float16,
+        bfloat16, float32 or float64, or integers, which count as float32.
     zero_points : array_like of shape (C,), or None
         Codes that stand for 0.0: one for each of the C indices of `axis`. They may be fractional.
         None means 0.
@@ -480,7 +482,8 @@ def quantize_per_token(
         Values of any shape; float16, bfloat16, float32 or float64, or integers.
     scales : array_like of shape (..., 1), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        row along the last axis. Positive and finite.
+        row along the last axis. Positive and finite; float16,
+        bfloat16, float32 or float64, or integers, which count as float32.
     zero_points : array_like of shape (..., 1), or flat
         Codes that stand for 0.0: one for each row along the last axis. They may be fractional.
     quant_min, quant_max : int or array of one element
@@ -568,7 +571,8 @@ def dequantize_per_token(
         Codes of any shape, of the dtype `dtype`.
     scales : array_like of shape (..., 1), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        row along the last axis. Positive and finite.
+        row along the last axis. Positive and finite; float16,
+        bfloat16, float32 or float64, or integers, which count as float32.
     zero_points : array_like of shape (..., 1), or flat
         Codes that stand for 0.0: one for each row along the last axis. They may be fractional.
     quant_min, quant_max : int or array of one element
@@ -660,7 +664,8 @@ def quantize_per_channel_group(
         Values of shape (rows, columns); float16, bfloat16, float32 or float64, or integers.
     scales : array_like of shape (..., columns / group_size), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        group of a row. Positive and finite.
+        group of a row. Positive and finite; float16,
+        bfloat16, float32 or float64, or integers, which count as float32.
     zero_points : array_like of shape (..., columns / group_size), or flat
         Codes that stand for 0.0: one for each group of a row. They may be fractional.
     quant_min, quant_max : int or array of one element
@@ -750,7 +755,8 @@ def dequantize_per_channel_group(
         Codes of shape (rows, columns), of the dtype `dtype`, which need not be int8.
     scales : array_like of shape (..., columns / group_size), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        group of a row. Positive and finite.
+        group of a row. Positive and finite; float16,
+        bfloat16, float32 or float64, or integers, which count as float32.
     zero_points : array_like of shape (..., columns / group_size) or flat, or None
         Codes that stand for 0.0: one for each group of a row. They may be fractional. None means 0.
     quant_min, quant_max : int or array of one element
