@@ -390,16 +390,17 @@ def test_long_arrays_take_several_launches(longest, channels, inner):
 
 @pytest.mark.parametrize("longest", [600, 604, 1 << 30])
 @pytest.mark.parametrize(("rows", "channels"), [(64, 8), (67, 8), (65, 4), (150, 8), (3, 12)])
-def test_threads_of_channels_side_by_side(rows, channels, longest):
+@pytest.mark.parametrize(("sizes", "many"), [((4, 4), 4), ((4, 1), 8), ((2, 1), 8)])
+def test_threads_of_channels_side_by_side(rows, channels, sizes, many, longest):
     """Every element is one thread's, and has its channel, however many launches there are."""
     size, found = rows * channels, []
     form, launches = loops._shape_of_launches(
-        Layout(channels, 1), size, (4, 4), True, True, longest, 0
+        Layout(channels, 1), size, sizes, True, True, longest, 0
     )
-    assert form == (4, 4 if rows >= 64 else 1, elements.BESIDE)
+    assert form == (4, many if rows >= 64 else 1, elements.BESIDE)
     begin, _, channel = elements.rows(*form[:2])
     for start, blocks, n, *place in launches:
-        for v in range(blocks * target.THREADS):
+        for v in range(blocks * elements.BLOCK):
             i, step = begin(np.uint32(0), np.uint32(v), *place[2:])
             for u in range(form[1]):
                 e = int(i) + u * int(step)

@@ -229,7 +229,7 @@ class Extremes:
             rest = (parts, span, flat.argument(), to[0].argument(), to[1].argument())
             if beside:
                 args = (channels, blocks, pitch, shape.length, *rest)
-                form: tuple[Any, ...] = (x.dtype, wide, shape.batch, whole)
+                form: tuple[Any, ...] = (x.dtype, wide, shape.batch(x.dtype.itemsize), whole)
                 self.lanes(blocks * parts, wide * LANES, args, form, x.stream())
             else:
                 form = (x.dtype, width, shape.single, whole)

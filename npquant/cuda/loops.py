@@ -15,8 +15,8 @@ from numba import types
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cuda.arrays import DeviceArray, device
 from npquant.cuda.division import DIVISOR, divisor
-from npquant.cuda.elements import ANY, BESIDE, WHOLE, Formula, Shortcut, body
-from npquant.cuda.target import SIMULATED, THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.elements import ANY, BESIDE, BLOCK, WHOLE, Formula, Shortcut, body
+from npquant.cuda.target import SIMULATED, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS
 from npquant.cuda.walk import pieces
 from npquant.dtypes import NARROW
@@ -33,13 +33,17 @@ CHANNELS = (1 << 32) - LONGEST
 #: where codes are guessed: there both are there before anything is computed.
 FEW = 1024
 
-#: Bytes that a thread asks for before it computes: loads in flight hide how long they take.
-IN_FLIGHT = 2 * ACCESS
+#: Bytes that a thread asks for of an array before it computes, for loads in flight hide how long
+#: they take; and where results are as large as elements of a WORD or more. (Measured.)
+IN_FLIGHT, IN_FLIGHT_OF_WORDS, WORD = 2 * ACCESS, ACCESS, 4
 
 _NUMBERS = int, float
 
 #: Rows of channels side by side that a thread takes, where there are MANY or more.
 ROWS, MANY = 4, 8 if SIMULATED else 64
+#: The same where results are narrower, and at most how many channels: what these come to costs
+#: more, and lies in registers, of which more threads each have fewer. (Measured: a fifth.)
+NARROWER_ROWS, NARROWER_WIDTH = 8, 4
 
 
 class Map:
@@ -88,7 +92,7 @@ class Map:
                     *numbers, tuple([a.argument(start) for a in read]), *told, constants,
                     tuple([a.argument(start) for a in written]),
                 )  # fmt: skip
-                self.kernel(blocks, THREADS, args, key, on)
+                self.kernel(blocks, BLOCK, args, key, on)
 
     def formula_of(self, inputs: Any, qparams: Any, outputs: Any) -> Formula:
         """The formula for these dtypes."""
@@ -143,18 +147,21 @@ def _shape_of_launches(
     apart = size > inner > longest and inner % width
     if apart or not aligned:
         width = 1
-    count = min(max(IN_FLIGHT // (width * sizes[0]), 1), 4)
+    asked = IN_FLIGHT if narrower or sizes[0] < WORD else IN_FLIGHT_OF_WORDS
+    count = min(max(asked // (width * sizes[0]), 1), 4)
     runs = WHOLE if inner % width == 0 or inner == size else ANY
     if inner < min(few, size) and narrower:
         runs = ANY
-    if inner == 1 < width and channels % width == 0 and aligned_qparams:
-        runs, count = BESIDE, ROWS if channels * MANY <= min(size, longest) else 1
+    beside = min(width, NARROWER_WIDTH) if narrower else width
+    if inner == 1 < beside and channels % beside == 0 and aligned_qparams:
+        runs, width, rows = BESIDE, beside, NARROWER_ROWS if narrower else ROWS
+        count = rows if channels * MANY <= min(size, longest) else 1
     found = []
     for start, n, (skip, first, _, run) in _launches(layout, size, longest):
-        blocks, by = -(-n // (THREADS * width * count)), divisor(run)
+        blocks, by = -(-n // (BLOCK * width * count)), divisor(run)
         if runs == BESIDE:
             across = channels // width
-            blocks, by = -(-(-(-n // (channels * count)) * across) // THREADS), divisor(across)
+            blocks, by = -(-(-(-n // (channels * count)) * across) // BLOCK), divisor(across)
         found.append((start, blocks, n, skip, first, divisor(channels), by))
     return (width, count, runs), tuple(found)
 

@@ -20,8 +20,9 @@ BESIDE = 4 if SIMULATED else 32
 #: Channels of a block where they are short, and what is: one would not keep a block busy. Where
 #: there are so MANY, longer ones are, too; how long they may be each kernel says.
 SEVERAL, SHORT, MANY = 2 if SIMULATED else 16, 512, 4 if SIMULATED else 2048
-#: Elements that a thread asks for, where it is a lane, before it computes: see `Shape.batch`.
-BATCH = 4
+#: Elements that a thread asks for, where it is a lane, before it computes, and of one or two bytes:
+#: see `Shape.batch`.
+BATCH, BATCH_OF_SMALL = 4, 8
 #: Blocks that minima and maxima are divided among, if each then has a tile or so: some times what a
 #: large device runs at once.
 BLOCKS = 4 if SIMULATED else 4096
@@ -85,13 +86,12 @@ class Shape(NamedTuple):
             return wide, -(-self.channels // wide), self.channels, 1
         return SEVERAL, -(-self.channels // SEVERAL), 1, self.length
 
-    @property
-    def batch(self) -> int:
+    def batch(self, itemsize: int) -> int:
         """How many elements such a thread asks for at once: 32 bits must hold how far they lie."""
-        pitch = self.across()[2]
-        if (BATCH - 1) * LANES * pitch >= 1 << 32:
+        pitch, most = self.across()[2], BATCH_OF_SMALL if itemsize <= 2 else BATCH
+        if (most - 1) * LANES * pitch >= 1 << 32:
             return 1
-        return max(1, min(BATCH, self.length // LANES))
+        return max(1, min(most, self.length // LANES))
 
 
 @formula

@@ -107,7 +107,7 @@ class Gradients:
             elif shape.beside or shape.short(LONGEST):
                 wide, blocks, pitch, jump = shape.across()
                 args = (channels, blocks, pitch, jump, shape.length, tiles, apart, *rest)
-                form: tuple[Any, ...] = (wide, shape.beside, shape.batch)
+                form: tuple[Any, ...] = (wide, shape.beside, shape.batch(x.dtype.itemsize))
                 self.lanes(blocks * tiles, wide * LANES, args, (*key, *form), on)
             else:
                 args = (*shape.told, tiles, apart, *rest)
