@@ -7,7 +7,7 @@ import pytest
 import npquant as nq
 from cases import assert_same
 from npquant.cpu.extremes import Extremes
-from npquant.cpu.memory import AHEAD, FAR, FETCHED, FETCHED_FAR
+from npquant.cpu.lines import AHEAD, FAR, FETCHED, FETCHED_FAR
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import Granularity
 from npquant.primitives import key

@@ -30,7 +30,7 @@ from calls import (
 )
 from cases import assert_same
 from npquant import dtypes
-from npquant.cpu import loops, maps, memory, strided, sums, table, target, walk
+from npquant.cpu import borrowed, lines, loops, maps, strided, sums, table, target, walk
 from npquant.ops import fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
@@ -289,7 +289,7 @@ def test_codes_that_numpy_does_not_know(target):
 def test_memory_of_what_is_not_contiguous(dtype):
     """What a kernel sees of it, beside a view, where nothing is compiled."""
     room = np.arange(12).reshape(3, 4).astype(np.dtype(dtype))
-    seen = memory.flat(room[:, 1:3])
+    seen = borrowed.flat(room[:, 1:3])
     assert_same(seen, room.reshape(-1)[1:11])
     assert np.shares_memory(seen, room)
 
@@ -393,7 +393,7 @@ def test_a_few_rows_of_one_tile_that_cross_memory(rows):
 def test_long_rows_of_a_large_array():
     """FAR: nothing depends on how many rows there are."""
     rows, channels = 2050, 2060
-    assert rows * channels > memory.FAR > 1000 * channels
+    assert rows * channels > lines.FAR > 1000 * channels
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, channels), np.float32)
     scale, zero_point = (np.linspace(a, b, channels) for a, b in ((0.01, 0.1), (-9, 9)))

@@ -11,8 +11,8 @@ from cases import BOUNDS, FLOAT8, assert_same
 from npquant import backend
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, segments, walk
+from npquant.cpu.lines import LINE
 from npquant.cpu.loops import Elementwise
-from npquant.cpu.memory import LINE
 from npquant.cpu.strided import GATHERED
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_path

@@ -20,11 +20,13 @@ from numba.extending import overload, register_jitable
 
 from cases import SUB_BYTE
 from npquant.cpu import bfloat16, packs, together
+from npquant.cpu.borrowed import lent
 from npquant.cpu.checks import usual
 from npquant.cpu.dynamic import dynamic_per_token
+from npquant.cpu.fetching import far, fetch, fetch_to_second
 from npquant.cpu.instructions import compiled_for as processor_has
+from npquant.cpu.lines import AHEAD, FAR, LONG
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import AHEAD, FAR, LONG, far, fetch, fetch_to_second, lent
 from npquant.cpu.passes import needed_work
 from npquant.cpu.strided import shared
 from npquant.cpu.target import Kernel, _compile, array_type

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu import together
+from npquant.cpu.borrowed import width
+from npquant.cpu.fetching import far, fetch
+from npquant.cpu.lines import AHEAD, FETCHED, LONG
 from npquant.cpu.maps import mapped
-from npquant.cpu.memory import AHEAD, FETCHED, LONG, far, fetch, width
 from npquant.primitives import converted, item
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from npquant.cpu.borrowed import keep
 from npquant.cpu.checks import usual
 from npquant.cpu.extremes import ranges
 from npquant.cpu.folded import folds
+from npquant.cpu.lines import LONG
 from npquant.cpu.loops import NUMBER_TYPES, Elementwise
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import LONG, keep, local
 from npquant.cpu.qparams import ROWS, Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cpu.quantize import per_token
+from npquant.cpu.rooms import local
 from npquant.cpu.strided import LONG_ROW, VIEWS, lend, room, taken, up_to_row
 from npquant.cpu.target import GRAIN, Either, Kernel, Types, array_type
 from npquant.formulas.guesses import ASYMMETRIC, SYMMETRIC, Guess

@@ -15,8 +15,10 @@ from numba.core import cgutils, errors
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, lower_builtin
 
+from npquant.cpu.borrowed import EverySecond, data_of
+from npquant.cpu.lines import LINE
 from npquant.cpu.lowered import lowered
-from npquant.cpu.memory import LINE, EverySecond, data_of, on_stack
+from npquant.cpu.rooms import on_stack
 
 
 def _rooms(n: Any, x: Any) -> Any:

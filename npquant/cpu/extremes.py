@@ -11,19 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
+from npquant.cpu.borrowed import Borrowed, keep, width
+from npquant.cpu.fetching import far, fetch
 from npquant.cpu.folded import folds, ranges_by_folding
+from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_TO_READ
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import (
-    AHEAD,
-    FETCHED,
-    FETCHED_TO_READ,
-    Borrowed,
-    far,
-    fetch,
-    from_line,
-    keep,
-    width,
-)
+from npquant.cpu.rooms import from_line
 from npquant.cpu.segments import Function
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import LONGER_ROW, VIEWS, lend, long_row, room, taken, up_to_row

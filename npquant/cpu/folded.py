@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from npquant.cpu.fetching import far
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import far, local
+from npquant.cpu.rooms import local
 from npquant.cpu.vectors import lanes_of_row, lanes_of_row_fetched
 from npquant.formulas.base import extremes_of
 from npquant.layout import LANES

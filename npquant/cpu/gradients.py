@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu import table
+from npquant.cpu.borrowed import keep
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
+from npquant.cpu.fetching import fetch_to_second, to_line
 from npquant.cpu.lanes import TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import fetch_to_second, keep, local, to_line
+from npquant.cpu.rooms import local
 from npquant.cpu.segments import Function
 from npquant.cpu.strided import given, lend, placed, room, taken
 from npquant.cpu.target import GRAIN

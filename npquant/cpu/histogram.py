@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import searches, strided
-from npquant.cpu.memory import Borrowed
+from npquant.cpu.borrowed import Borrowed
 from npquant.cpu.searches import bin_of_part, clipping_error, search_of_ends, squared_error
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import channel_pieces

@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from npquant.cpu.borrowed import data_of
 from npquant.cpu.lowered import lowered
-from npquant.cpu.memory import data_of
 from npquant.layout import LANES
 
 #: Channels whose lanes are in registers together.

@@ -9,9 +9,10 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import strided
+from npquant.cpu.borrowed import after, keep
 from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
-from npquant.cpu.memory import after, keep, waiting_for
+from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import FEW_LINES, end_past, next_past, waits_at, written_past
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory

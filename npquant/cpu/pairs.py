@@ -15,9 +15,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from npquant.cpu.borrowed import Flat, data_of
 from npquant.cpu.instructions import as_functions, as_instructions
 from npquant.cpu.lowered import lowered, overload
-from npquant.cpu.memory import Flat, data_of, local
+from npquant.cpu.rooms import local
 from npquant.cpu.storage import BFLOAT16
 from npquant.primitives import item, store
 

@@ -22,7 +22,7 @@ from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
 
-from npquant.cpu.memory import FETCHED_TO_READ
+from npquant.cpu.lines import FETCHED_TO_READ
 
 #: What Ice Lake and later ones have, and Zen from the fourth on, for which LLVM does so anyway.
 _LATER = "+avx512vbmi2"

@@ -10,23 +10,13 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu import strided, table, together
+from npquant.cpu.borrowed import keep, width
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
+from npquant.cpu.fetching import far, fetch, fetch_to_second, to_line
+from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_FAR, LINE, LONG
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import (
-    AHEAD,
-    FETCHED,
-    FETCHED_FAR,
-    LINE,
-    LONG,
-    far,
-    fetch,
-    fetch_to_second,
-    keep,
-    to_line,
-    waiting_for,
-    width,
-)
+from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import (
     LINES,
     Function,

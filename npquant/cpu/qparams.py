@@ -13,7 +13,7 @@ from npquant.cpu.checks import one_reversed
 from npquant.cpu.extremes import ranges
 from npquant.cpu.folded import folds
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import local
+from npquant.cpu.rooms import local
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
 from npquant.dtypes import float32

@@ -17,27 +17,14 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu import strided, table, together
+from npquant.cpu.borrowed import keep, width
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
+from npquant.cpu.fetching import far, fetch, to_line
+from npquant.cpu.lines import AHEAD, FETCHED_FAR, FETCHED_PAST, LINE, LONG, PAST_AHEAD, WAIT
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.memory import (
-    AHEAD,
-    FETCHED_FAR,
-    FETCHED_PAST,
-    LINE,
-    LONG,
-    PAST_AHEAD,
-    WAIT,
-    far,
-    fetch,
-    keep,
-    settle,
-    to_line,
-    waiting_for,
-    width,
-    write_past,
-)
 from npquant.cpu.pairs import pairs_of
+from npquant.cpu.past import settle, waiting_for, write_past
 from npquant.cpu.steps import STRIP, STRIP_PAST, in_steps
 from npquant.primitives import at, each, store
 

@@ -9,9 +9,11 @@ import numpy as np
 
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
+from npquant.cpu.fetching import far, fetch, to_line
+from npquant.cpu.lines import AHEAD, FETCHED_FAR, LONG
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import AHEAD, FETCHED_FAR, LONG, far, fetch, to_line, waiting_for
+from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import end_past, stretch_of, up_to_past
 from npquant.dtypes import FLOAT8, FLOATS, NARROW, float32, float64
 from npquant.formulas.quantize import SURE

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npquant.cpu.lowered import inlined
-from npquant.cpu.memory import local
+from npquant.cpu.rooms import local
 from npquant.primitives import each, store
 
 #: Elements of a strip at most, and of one that goes past the caches.

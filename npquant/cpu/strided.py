@@ -17,8 +17,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from npquant.cpu.borrowed import Borrowed, address, data_of, lent
+from npquant.cpu.fetching import far
+from npquant.cpu.lines import FAR
 from npquant.cpu.lowered import called, lowered, overload
-from npquant.cpu.memory import FAR, Borrowed, address, data_of, far, lent
 from npquant.cpu.target import Kernel, Types, array_type
 
 Array = np.ndarray[Any, Any]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from npquant.cpu.borrowed import Borrowed, keep
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.gradients import (
     BLOCK,
@@ -34,7 +35,7 @@ from npquant.cpu.gradients import (
 from npquant.cpu.lanes import TOGETHER, add_terms, folded
 from npquant.cpu.loops import NUMBER_TYPES, number_type
 from npquant.cpu.lowered import called
-from npquant.cpu.memory import Borrowed, keep, local
+from npquant.cpu.rooms import local
 from npquant.cpu.segments import Function
 from npquant.cpu.steps import in_steps
 from npquant.cpu.strided import VIEWS, every_second, lend, room, taken

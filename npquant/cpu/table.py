@@ -13,8 +13,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from npquant.cpu.borrowed import data_of
 from npquant.cpu.lowered import called, lowered
-from npquant.cpu.memory import data_of, new_array
+from npquant.cpu.rooms import new_array
 from npquant.cpu.storage import Storage
 
 #: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns

@@ -25,7 +25,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from npquant.cpu import cache
 from npquant.cpu import primitives as _primitives  # noqa: F401 (teaches the compiler)
 from npquant.cpu import threads as pool
-from npquant.cpu.memory import EverySecond, Flat, flat
+from npquant.cpu.borrowed import EverySecond, Flat, flat
 from npquant.cpu.parts import parts_of
 from npquant.cpu.passes import needed_work
 from npquant.cpu.storage import TYPES

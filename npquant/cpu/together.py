@@ -13,9 +13,10 @@ from numba.core import cgutils, errors
 from numba.extending import intrinsic
 
 from npquant.cpu import bfloat16, float8, packs
+from npquant.cpu.borrowed import data_of
 from npquant.cpu.lowered import lowered
-from npquant.cpu.memory import data_of, on_stack
 from npquant.cpu.pairs import in_pairs
+from npquant.cpu.rooms import on_stack
 from npquant.cpu.storage import BFLOAT16, FLOAT8_NUMBER
 from npquant.primitives import store
 

@@ -14,8 +14,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from npquant.cpu.borrowed import EverySecond, data_of
+from npquant.cpu.fetching import prefetch
+from npquant.cpu.lines import LINE, PAST_AHEAD
 from npquant.cpu.lowered import lowered
-from npquant.cpu.memory import LINE, PAST_AHEAD, EverySecond, data_of, prefetch
 from npquant.layout import LANES
 from npquant.primitives import key
 

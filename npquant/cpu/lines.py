@@ -1,0 +1,30 @@
+"""The caches, in numbers: their lines, what they hold, and how far ahead they are filled."""
+
+from __future__ import annotations
+
+from llvmlite.binding import get_host_cpu_name
+from numba import config
+
+#: Bytes of a line of the cache. A vector that lies in two of them takes twice as long to load, and
+#: NumPy's large arrays begin 16 bytes behind one.
+LINE = 64
+
+#: No cache of a core holds an array of more than FAR elements. What is read of it is fetched, so
+#: many elements AHEAD of where they are used, FETCHED of them at a time; or FETCHED_FAR, which is
+#: faster, where a loop does not take long to begin, and half of that beside a table. It pays where
+#: most of what moves is read.
+FAR, AHEAD, FETCHED, FETCHED_FAR = 1 << 22, 1024, 256, 64
+
+#: Elements that are done at a time where a run is longer.
+LONG = 512
+
+#: Bytes that are written past the caches at a time. Of more, those that are read meanwhile wait
+#: for those that are written; of a line at a time, what takes long to compute. (Measured.)
+WAIT = 8 * LINE
+
+_PROCESSOR: str = config.CPU_NAME or get_host_cpu_name()  # type: ignore[attr-defined]
+#: Whether what is only read is fetched, too: Zen is faster by itself there. (Measured.)
+FETCHED_TO_READ = not _PROCESSOR.startswith("znver")
+#: What is read is fetched so many bytes ahead where results go past the caches: half a page, since
+#: a whole one ahead it took longer than without. (Measured, but not on Zen.)
+FETCHED_PAST, PAST_AHEAD = FETCHED_TO_READ, 2048
