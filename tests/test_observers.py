@@ -22,8 +22,9 @@ import oracle_observers as oracle
 import test_memory as memory
 from cases import FLOATS, assert_same
 from npquant import cpu
+from npquant.cpu import walk
 from npquant.formulas.histogram import clip_widths, floor_divided
-from npquant.layout import Granularity
+from npquant.layout import Granularity, per_channel, whole
 from npquant.modules import (
     EntropyObserver,
     HistogramObserver,
@@ -594,6 +595,42 @@ def test_counts_do_not_depend_on_the_parts(parts, monkeypatch):
     bound = np.ldexp(np.float32(1), exponents)
     cpu.count_doubling(Granularity(3, 1000, 0), x, 32 / bound, bound, counts)
     assert_same(counts, np.array([oracle.doubling(row, 64)[0] for row in x]))
+
+
+#: Data of more than a piece that are not flat: rows that are pieces, or are packed, backwards,
+#: every second and every third element, and channels that cross memory.
+APART = {
+    "long rows with gaps": lambda: data((5, 7, 1600))[..., :1300],
+    "rows with gaps": lambda: data((3, 60, 340))[..., 20:320],
+    "rows longer than a tile": lambda: data((2, 3, 5300))[..., 1:5201],
+    "backwards": lambda: data((3, 60, 300))[..., ::-1],
+    "every second": lambda: data((3, 60, 601))[..., :600:2],
+    "every third": lambda: data((3, 60, 900))[:, ::-1, ::3],
+    "crossed": lambda: data((40, 70, 11)).transpose(2, 1, 0)[:, 3:],
+}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("layout", APART)
+def test_counts_of_data_that_are_not_flat(layout, axis, parts, monkeypatch):
+    x = APART[layout]()
+    assert x.size > walk.PIECE
+    granularity = whole(x.size) if axis is None else per_channel(x.shape, axis)
+    rows = np.moveaxis(x, axis or 0, 0).reshape(granularity.channels, -1)
+    monkeypatch.setattr(cpu.histogram, "LONGEST", -(-rows.shape[1] // parts))
+    found = [oracle.doubling(row, 64) for row in rows]
+    bound = np.ldexp(np.float32(1), [exponent for _, exponent in found])
+    counts = np.full((len(rows), 64), 5, np.int64)
+    cpu.count_doubling(granularity, x, 32 / bound, bound, counts)
+    assert_same(counts, np.array([5 + counted for counted, _ in found]))
+    low, high = np.float32([-1]), np.float32([2])
+    counts = np.zeros((1, 16), np.int64)
+    if axis is None:
+        cpu.count_linear(granularity, x, low, high, counts)
+        inside = x[(x >= -1) & (x <= 2)].astype(np.float64)
+        assert counts.sum() == inside.size
+        assert_same(counts[0, :8].sum(), np.sum(inside < 0.5))
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "permuted", "strided"])

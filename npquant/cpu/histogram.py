@@ -15,14 +15,17 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import searches, strided
-from npquant.cpu.borrowed import Borrowed
+from npquant.cpu.borrowed import Borrowed, keep
+from npquant.cpu.lowered import called
 from npquant.cpu.searches import bin_of_part, clipping_error, search_of_ends, squared_error
+from npquant.cpu.segments import Function
+from npquant.cpu.strided import VIEWS, lend, long_row, room, taken, up_to_row
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
-from npquant.cpu.walk import channel_pieces
+from npquant.cpu.walk import PIECE, as_they_lie, by_view, channel_pieces
 from npquant.dtypes import float32, float64, int64
 from npquant.formulas import histogram as f
 from npquant.formulas.base import clamp
-from npquant.layout import LANES, Granularity
+from npquant.layout import LANES, TILE, Granularity
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +37,40 @@ TABLES = 4
 BLOCK = 16
 #: A part has fewer elements than an int32 counts.
 LONGEST = 1 << 30
+
+
+def _count_of(place: Function) -> Function:
+    """What counts some elements of a channel into the tables, one after another."""
+
+    @called
+    def count(x: Any, begin: Any, n: Any, p: Any, places: Any, tables: Any) -> None:
+        width = len(tables) // TABLES
+        for start in range(0, n, STRIP):
+            m = min(n - start, STRIP)
+            base = np.uintp(begin + start)
+            for k in range(np.uintp(m)):
+                places[k] = place(x[base + k], p)
+            whole = m // TABLES * TABLES
+            for k in range(0, whole, TABLES):
+                tables[np.uintp(places[k])] += 1
+                tables[np.uintp(width + places[k + 1])] += 1
+                tables[np.uintp(2 * width + places[k + 2])] += 1
+                tables[np.uintp(3 * width + places[k + 3])] += 1
+            for k in range(whole, m):
+                tables[np.uintp(places[k])] += 1
+
+    return count  # type: ignore[no-any-return]
+
+
+@called
+def _added(tables: Any, counts: Any, task: Any) -> None:
+    """Add the tables to the counts of a task; then they are empty again."""
+    bins = counts.shape[1]
+    for t in range(TABLES):
+        first = np.uintp(t * (bins + 1))
+        for k in range(np.uintp(bins)):
+            counts[task, k] += tables[first + k]
+    tables[:] = 0
 
 
 class Count:
@@ -48,15 +85,16 @@ class Count:
     """
 
     def __init__(self, parameters: Callable[..., Any], place: Callable[..., Any]) -> None:
+        count_some = _count_of(place)
+
         def runs(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, parts: Any, x: Any,
             low: Any, high: Any, counts: Any,
         ) -> None:  # fmt: skip
             """Tasks (channel, part)."""
             bins = counts.shape[1]
-            width = bins + 1
             places = np.empty(STRIP, np.int32)
-            tables = np.zeros(TABLES * width, np.int32)
+            tables = np.zeros(TABLES * (bins + 1), np.int32)
             for task in range(begin, end):
                 c = task // parts
                 part = task - c * parts
@@ -65,28 +103,35 @@ class Count:
                 row = e // inner
                 i = e - row * inner
                 while e < last:
-                    m = min(inner - i, last - e, STRIP)
-                    base = np.uintp((row * channels + c) * inner + i)
-                    for k in range(np.uintp(m)):
-                        places[k] = place(x[base + k], p)
-                    whole = m // TABLES * TABLES
-                    for k in range(0, whole, TABLES):
-                        tables[np.uintp(places[k])] += 1
-                        tables[np.uintp(width + places[k + 1])] += 1
-                        tables[np.uintp(2 * width + places[k + 2])] += 1
-                        tables[np.uintp(3 * width + places[k + 3])] += 1
-                    for k in range(whole, m):
-                        tables[np.uintp(places[k])] += 1
+                    m = min(inner - i, last - e)
+                    count_some(x, (row * channels + c) * inner + i, m, p, places, tables)
                     e += m
-                    i += m
-                    if i == inner:
-                        row += 1
-                        i = 0
-                for t in range(TABLES):
-                    table = tables[t * width : t * width + bins]
-                    for k in range(bins):
-                        counts[task, k] += table[k]
-                tables[:] = 0
+                    row += 1
+                    i = 0
+                _added(tables, counts, task)
+
+        def apart(
+            begin: Any, end: Any, views: Any, count: Any, parts: Any, x: Any, low: Any, high: Any,
+            counts: Any,
+        ) -> None:  # fmt: skip
+            """The same of data that are not flat."""
+            bins, long = counts.shape[1], long_row(x, None)
+            places = np.empty(STRIP, np.int32)
+            tables = np.zeros(TABLES * (bins + 1), np.int32)
+            made = room(x, TILE)
+            packed = lend(made)
+            for task in range(begin, end):
+                c = task // parts
+                part = task - c * parts
+                p = parameters(low[c], high[c], bins)
+                e, last = c * count + count * part // parts, c * count + count * (part + 1) // parts
+                while e < last:
+                    m = up_to_row(views, e, min(last - e, TILE), long)
+                    u = taken(x, views, 0, e, m, packed, None)
+                    count_some(u, 0, m, p, places, tables)
+                    e += m
+                _added(tables, counts, task)
+            keep(made)
 
         def beside(
             begin: Any, end: Any, channels: Any, inner: Any, count: Any, parts: Any, x: Any,
@@ -108,6 +153,7 @@ class Count:
                             counts[first + k, places[k]] += 1
 
         self._runs = Kernel(runs, f"{place.__name__}_runs", _count_signature, 4)
+        self._apart = Kernel(apart, f"{place.__name__}_apart", _apart_signature, 4)
         self._beside = Kernel(beside, f"{place.__name__}_beside", _count_signature, 4)
 
     def __call__(
@@ -117,30 +163,47 @@ class Count:
 
         `low` and `high` are what the parameters of each channel are made of.
         """
+        apart = x.size > PIECE and as_they_lie(granularity, x)[0] is None
+        if apart and (seen := by_view(granularity, x)) is not None:
+            views, memory = seen
+            lying = views, x.size // granularity.channels
+            self._in_parts(self._apart, x.dtype, lying, x.size, memory, low, high, counts)
+            return
         for layout, some, _, (flat,) in channel_pieces(
             granularity, (x,), (), 1, ordered=False, pairs=True
         ):
             channels, inner = layout
-            n = flat.size
-            count, key = n // channels, (strided.key(flat), low.dtype)
+            n, kind = flat.size, strided.key(flat)
+            runs, ends = (channels, inner, n // channels), (low[some], high[some])
             if inner == 1 and channels > 1:
-                args = (channels, inner, count, 1, flat, low[some], high[some], counts[some])
-                self._beside(-(-channels // BLOCK), n, args, key)
+                args = (*runs, 1, flat, *ends, counts[some])
+                self._beside(-(-channels // BLOCK), n, args, (kind, low.dtype))
                 continue
-            parts = -(-count // LONGEST)
-            if n * self._runs.work >= PARALLEL_FROM and channels < 4 * threads():
-                parts = max(parts, threads())
-            part = counts[some]
-            into = part if parts == 1 else np.zeros((channels * parts, counts.shape[1]), np.int64)
-            args = (channels, inner, count, parts, flat, low[some], high[some], into)
-            self._runs(channels * parts, n, args, key)
-            if parts > 1:
-                part += into.reshape(channels, parts, -1).sum(axis=1)
+            self._in_parts(self._runs, kind, runs, n, flat, *ends, counts[some])
+
+    def _in_parts(
+        self, kernel: Kernel, kind: Any, lying: tuple[Any, ...], n: int, x: Array, low: Array,
+        high: Array, counts: Array,
+    ) -> None:  # fmt: skip
+        """Add to `counts` of `n` elements, which are `lying` so, each channel in some parts."""
+        channels, bins = counts.shape
+        parts = -(-n // channels // LONGEST)
+        if n * kernel.work >= PARALLEL_FROM and channels < 4 * threads():
+            parts = max(parts, threads())
+        into = counts if parts == 1 else np.zeros((channels * parts, bins), np.int64)
+        args = (*lying, parts, x, low, high, into)
+        kernel(channels * parts, n, args, (kind, low.dtype))
+        if parts > 1:
+            counts += into.reshape(channels, parts, bins).sum(axis=1)
 
 
 def _count_signature(x: Any, bound: Any) -> Types:
     bounds, counts = array_type(bound), _COUNTS
     return (types.intp, types.intp, types.intp, types.intp, array_type(x), bounds, bounds, counts)
+
+
+def _apart_signature(x: Any, bound: Any) -> Types:
+    return VIEWS, types.intp, *_count_signature(x, bound)[3:]
 
 
 count_linear = Count(f.linear_bins, f.linear_bin)
