@@ -19,7 +19,7 @@ import pytest
 from numba import types
 
 import npquant as nq
-from npquant.arithmetic import beside
+from npquant.arrays import beside
 from npquant.checks.calls import forget
 from npquant.cuda import (
     again,

@@ -15,7 +15,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import dtypes
-from npquant.arithmetic import kind
+from npquant.arrays import kind
 from npquant.autograd import functional
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from npquant import checks
-from npquant.arithmetic import add, copy, full_like, is_array, kind
+from npquant.arithmetic import add
+from npquant.arrays import copy, full_like, is_array, kind
 from npquant.autograd.rules import RULES, Rule
 from npquant.errors import show
 

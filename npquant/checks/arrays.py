@@ -343,50 +343,6 @@ def _repeats(y: Array) -> bool:
     return False
 
 
-def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
-    """A result of its own shape, of the kind of `x`."""
-    if type(x) is np.ndarray:
-        return np.empty(shape, dtype)
-    return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new(shape, dtype).owner
-
-
-def assign(p: Array, flat: Array) -> None:
-    """Write the elements of a flat array to one of another shape."""
-    if type(p) is np.ndarray:
-        p[...] = flat.reshape(p.shape)
-    else:
-        from npquant.cuda.walk import copy
-
-        copy(flat.viewed(p.shape), p)
-
-
-def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
-    """A result of its own shape, of the kind of `x`, that holds one value."""
-    return filled(new(x, shape, dtype), value)
-
-
-def filled(y: Array, value: float) -> Array:
-    """`y`, all of which is `value` now."""
-    if type(y) is np.ndarray:
-        y.fill(value)
-    elif type(y) is not ArraySpec:
-        from npquant.cuda.arithmetic import fill
-
-        fill(y, value)
-    return y
-
-
-def rounded_once(v: Array, dtype: DType) -> Array:
-    """Sums in float64, or of the dtype already, in one rounding."""
-    if type(v) is np.ndarray:
-        return v if v.dtype == dtype else dtypes.round_once(v, dtype)
-    if array(v, "sum").dtype != dtype:
-        raise TypeError(
-            f"scale and zero_point with gradients must be float32 or float64 on a GPU, got {dtype}"
-        )
-    return v
-
-
 def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
     """One of some words."""
     if not isinstance(value, str):
@@ -394,21 +350,6 @@ def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
-
-
-def flat(x: Array) -> Array:
-    """`x` with one axis, as a kernel takes it; a small array is copied where it must be."""
-    if type(x) is np.ndarray and x.flags.carray:
-        return x if x.ndim == 1 else x.ravel()
-    if type(x) is ArraySpec:
-        return x
-    if type(x) is not np.ndarray:
-        from npquant.cuda.walk import packed
-
-        p: Array = packed(array(x, "input"))
-        return p if p.ndim == 1 else p.viewed((p.size,))
-    u = np.ascontiguousarray(x).reshape(-1)
-    return u if u.flags.aligned else u.copy()
 
 
 def _same_elements(x: Any, y: Any) -> bool:

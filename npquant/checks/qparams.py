@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from npquant import dtypes
+from npquant import arrays, dtypes  # no names from arrays, which may be half imported
 from npquant.checks.arrays import (
     ARRAYS,
     Array,
     array,
     device_array,
-    flat,
     floats,
     native,
     on_device,
@@ -50,7 +49,7 @@ def parameters(
         allowed = " or ".join(map(str, dict.fromkeys(shapes)))
         by = getattr(shapes, "by", "")
         raise ValueError(f"{name} must have the shape {allowed}{by}, got {p.shape}")
-    return flat(p)
+    return arrays.flat(p)
 
 
 def array_of_numbers(value: Any, name: str) -> Array:
@@ -119,7 +118,7 @@ def scales_float32(
     """Scales that are used in float32."""
     s = parameters(value, name, shapes, x, data)
     if s.dtype != dtypes.float32:
-        s = cast(s, dtypes.float32)
+        s = arrays.cast(s, dtypes.float32)
     in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
     return s
 
@@ -128,7 +127,7 @@ def in_precision(s: Array, name: str, precision: DType) -> Array:
     """Scales that were checked, in the precision in which they are used."""
     if s.dtype == precision:
         return s
-    s = cast(s, precision)
+    s = arrays.cast(s, precision)
     in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
     return s
 
@@ -137,7 +136,7 @@ def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array)
     """Scales that are used in their own precision; integers in float32."""
     s = parameters(value, name, shapes, x)
     if s.dtype in INTEGERS:
-        s = cast(s, dtypes.float32)
+        s = arrays.cast(s, dtypes.float32)
     in_range(s, name, 5e-324, MOST, "be positive and finite")
     return s
 
@@ -146,9 +145,9 @@ def zero_points(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: A
     """Zero points: floats as they are, integers in int32 or int64."""
     z = parameters(value, name, shapes, x)
     if z.dtype in _NARROW:
-        return cast(z, dtypes.int32)
+        return arrays.cast(z, dtypes.int32)
     if z.dtype == np.uint32:
-        return cast(z, dtypes.int64)
+        return arrays.cast(z, dtypes.int64)
     if z.dtype in FLOATS:
         all_finite(z, name)
     return z
@@ -203,7 +202,8 @@ def large_as_floats(z: Array, s: Array, x: Array) -> Array:
     """Zero points: integers too large for `rounded_code` in the precision of x and scale."""
     end = SMALL_ZERO_POINT
     if type(z) is np.ndarray and z.dtype in INTEGERS and outside(z, -end, end) >= 0:
-        return cast(z, dtypes.float64 if dtypes.float64 in (x.dtype, s.dtype) else dtypes.float32)
+        wide = dtypes.float64 in (x.dtype, s.dtype)
+        return arrays.cast(z, dtypes.float64 if wide else dtypes.float32)
     return z
 
 
@@ -237,7 +237,7 @@ def int32s(p: Array, name: str) -> Array:
     if p.dtype == dtypes.int32:
         return p
     in_range(p, name, *_TRUNCATE_TO_INT32, "lie within int32")
-    return cast(p, dtypes.int32)
+    return arrays.cast(p, dtypes.int32)
 
 
 def no_nan(p: Array, name: str) -> Array:
@@ -252,7 +252,7 @@ def learned(value: Any, name: str) -> Array:
         return value
     if isinstance(value, (float, np.float32, np.float64)):
         kind = dtypes.float64 if type(value) is np.float64 else dtypes.float32
-        value = cast(np.array([value], dtypes.float64), kind)
+        value = arrays.cast(np.array([value], dtypes.float64), kind)
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 
@@ -260,22 +260,4 @@ _FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
 MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-22
-#: What holds the greatest of every dtype but float64.
-_HOLDING = (dtypes.float32, dtypes.float64)
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))
-
-
-def cast(p: Array, dtype: DType) -> Array:
-    """An array of qparams in another dtype; a value too large becomes an infinity, in silence."""
-    if type(p) is ArraySpec:
-        return ArraySpec(p.shape, dtype)
-    if p.dtype == dtype:
-        return p
-    if type(p) is not np.ndarray:
-        from npquant.cuda.convert import cast as cast_on_device
-
-        return cast_on_device(p, dtype)
-    if p.dtype != dtypes.float64 and dtype in _HOLDING:
-        return p.astype(dtype)
-    with np.errstate(over="ignore", under="ignore"):
-        return p.astype(dtype)

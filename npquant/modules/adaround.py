@@ -10,7 +10,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import checks, dtypes
-from npquant.arithmetic import beside, copy, kind, on_host, reshape
+from npquant.arrays import beside, copy, kind, on_host, reshape
 from npquant.autograd import Parameter
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantize

@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arithmetic import astype, beside, copy, empty, following, kind
+from npquant.arrays import astype, beside, copy, following, kind, new
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
@@ -491,8 +491,8 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         low, high = seen._range()
         lib: Any = backend.of(low)
         choose = lib.choose_fbgemm_symmetric if self.is_symmetric_quant else lib.choose_fbgemm
-        shape, _ = kind(low)
-        scale, zero_point = empty(low, shape, _FLOAT), empty(low, shape, _INT32)
+        x = checks.array(low, "min_val")
+        scale, zero_point = new(x, x.shape, _FLOAT), new(x, x.shape, _INT32)
         bounds = self.quant_min, self.quant_max
         choose(low, high, bounds, SMALL_SCALE, 0, "float32", scale, zero_point)
         return scale, zero_point

@@ -10,7 +10,8 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arithmetic import astype, beside, following, full_like, kind, maximum, reshape, rounded
+from npquant.arithmetic import maximum, rounded
+from npquant.arrays import astype, beside, following, full_like, kind, reshape
 from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.meta import ArraySpec

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npquant.arithmetic import kind, on_host
+from npquant.arrays import kind, on_host
 from npquant.autograd import Parameter, call
 from npquant.checks import on_device
 from npquant.dtypes import REALS, names

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import backend, checks, dtypes, layout
+from npquant import arrays, backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -615,7 +615,7 @@ def adaround_regularizer_backward(
         if done is not None:
             return done
     if there:
-        w = checks.cast(checks.parameters(weight, "weight", checks.ONE, v), v.dtype)
+        w = arrays.cast(checks.parameters(weight, "weight", checks.ONE, v), v.dtype)
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight), "V")
     _, names = _COMPUTED[v.dtype]
     kernel = backend.of(v).adaround_regularizer_backward
@@ -732,7 +732,7 @@ def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
         return checks.scale_in(dtypes.compute(x.dtype), scale, kind=type(x))
     if not double:
         return checks.scales_float32(scale, "scale", shapes, x)
-    return checks.cast(checks.scales(scale, "scale", shapes, x), x.dtype)
+    return arrays.cast(checks.scales(scale, "scale", shapes, x), x.dtype)
 
 
 def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: int) -> Any:

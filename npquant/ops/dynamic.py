@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks, dtypes
+from npquant import arrays, checks, dtypes
 from npquant.checks import Array
 from npquant.ops.fast_path import Dynamic, fast_dynamic
 from npquant.ops.qparams import (
@@ -93,7 +93,7 @@ def quantize_per_token_dynamic(
     if done is not None:
         return done
     scales, zero_points = choose(x, dtypes.int8)
-    if type(x) is np.ndarray and (row := checks.outside(checks.flat(scales), 0, checks.MOST)) >= 0:
+    if type(x) is np.ndarray and (row := checks.outside(arrays.flat(scales), 0, checks.MOST)) >= 0:
         values = x[np.unravel_index(row, x.shape[:-1])] if x.ndim > 1 else x
         with np.errstate(invalid="ignore"):  # NumPy warns of a NaN that is a bfloat16
             least, greatest = values.min(), values.max()

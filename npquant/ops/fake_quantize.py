@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import backend, checks, dtypes, layout
+from npquant import arrays, backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -290,7 +290,7 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         return done
     if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point, checks.truncated_int32)
-        z = z if type(z) is int else checks.cast(z, dtypes.int32)
+        z = z if type(z) is int else arrays.cast(z, dtypes.int32)
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
     if type(z) is not int:  # on a GPU, where nobody looks how large it is
@@ -903,8 +903,8 @@ def _device_qparams(
 ) -> tuple[Any, Any]:
     """A float32 scale and an integer zero point in arrays on a GPU, or one of them a number."""
     s, z = checks.device_qparams(scale, zero_point, x, dtypes.float32, number)
-    s = s if type(s) is float else checks.cast(s, dtypes.float32)
-    return s, z if type(z) is int or z.dtype in _INTEGERS else checks.cast(z, _INTEGERS[1])
+    s = s if type(s) is float else arrays.cast(s, dtypes.float32)
+    return s, z if type(z) is int or z.dtype in _INTEGERS else arrays.cast(z, _INTEGERS[1])
 
 
 @checks.remembered
@@ -993,7 +993,7 @@ def _per_channel(
         z = checks.parameters(zero_point, "zero_point", shapes, x)
         if z.dtype in dtypes.FLOATS:
             if z.dtype != dtypes.float16:
-                z = checks.cast(z, dtypes.float32)
+                z = arrays.cast(z, dtypes.float32)
             checks.all_finite(z, "zero_point")
             names = ("float32", *("wide" if divide else "float64",) * 2)
             if not divide:
@@ -1032,7 +1032,7 @@ def _decomposed(
         kernel += "_wide"
         s = checks.scales_float32(scales, "scales", shapes, x)
         if double:
-            s = checks.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
+            s = arrays.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
         z = checks.parameters(zero_points, "zero_points", shapes, x)
         qparams = s, checks.int32s(z, "zero_points")
     s, z = qparams

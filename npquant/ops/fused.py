@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import backend, checks, dtypes, layout
+from npquant import arrays, backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -321,7 +321,7 @@ def _fused(
             _state(scale, "scale", shapes, x, _FLOAT),
             _state(zero_point, "zero_point", shapes, x, kinds),
         )
-        state = tuple(map(checks.flat, given))
+        state = tuple(map(arrays.flat, given))
     checks.refuse_overlap(("input", *_NAMES), (x, *given))
     low, high, s, z = state
     y, mask = checks.output_and_mask(x, masked)
@@ -338,12 +338,12 @@ def _fused(
         run = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
         run(low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
     elif observe:
-        seen = [checks.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)]
+        seen = [arrays.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)]
         lib.move(*seen, c, low, high)
     if state is not given:
         for p, u in zip(given, state, strict=True):
             if u is not p and not checks.overlap(p, u):
-                checks.assign(p, u)
+                arrays.assign(p, u)
     if not enabled:
         lib.copy(x, y, mask)
     elif per_row:

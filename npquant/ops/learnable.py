@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Any
 
-from npquant import backend, checks, dtypes, layout
+from npquant import arrays, backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -909,10 +909,10 @@ def _backward(
     s, z = checks.learned_qparams(u, v, shapes, x)
     y = checks.output(None, x, x.dtype)
     if type(x) is ArraySpec or x.size == 0:
-        return y, checks.full(x, u.shape, u.dtype, 0), checks.full(x, v.shape, v.dtype, 0)
+        return y, arrays.full(x, u.shape, u.dtype, 0), arrays.full(x, v.shape, v.dtype, 0)
     a, b = u.dtype, v.dtype
-    slope = checks.new(x, u.shape, a if a in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
-    shift = checks.new(x, v.shape, b if b in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
+    slope = arrays.new(x, u.shape, a if a in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
+    shift = arrays.new(x, v.shape, b if b in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
     run = getattr(backend.of(x), kernel)
-    run(granularity, g, x, s, z, constants, names[2], y, checks.flat(slope), checks.flat(shift))
-    return y, checks.rounded_once(slope, a), checks.rounded_once(shift, b)
+    run(granularity, g, x, s, z, constants, names[2], y, arrays.flat(slope), arrays.flat(shift))
+    return y, arrays.rounded_once(slope, a), arrays.rounded_once(shift, b)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import backend, checks, dtypes, layout
+from npquant import arrays, backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import FastPath, fast_choice, fast_choice_of_range, no_fast_path
@@ -420,7 +420,7 @@ def determine_qparams(
         return done
     if mn.size == 0:
         return _unset(mn)
-    low, high = checks.flat(mn), checks.flat(mx)
+    low, high = arrays.flat(mn), arrays.flat(mx)
     host = type(mn) is np.ndarray  # on a GPU nobody looks
     if host and mn.ndim == 0 and mn == math.inf and mx == -math.inf:
         return _unset(mn)
@@ -434,7 +434,7 @@ def determine_qparams(
 
 def _unset(mn: Array) -> tuple[Array, Array]:
     """What observers give before they have seen anything."""
-    return checks.full(mn, (1,), dtypes.float64, 1), checks.full(mn, (1,), dtypes.int64, 0)
+    return arrays.full(mn, (1,), dtypes.float64, 1), arrays.full(mn, (1,), dtypes.int64, 0)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def _determine(
     name, bounds, middle = scheme
     precision, eps = _precision(x.dtype, vector, eps)
     shape = (x.size if vector else 1,)
-    scale, z = checks.new(x, shape, dtypes.float64), checks.new(x, shape, dtypes.int64)
+    scale, z = arrays.new(x, shape, dtypes.float64), arrays.new(x, shape, dtypes.int64)
     choose = getattr(backend.of(x), name)
     choose(least, greatest, bounds, eps, middle, precision, scale, z)
     return scale, z
@@ -536,11 +536,11 @@ _OfTokens = tuple[
 def _choose_per_token(x: Array, plan: _OfTokens, symmetric: bool) -> tuple[Array, Array]:
     kernel, shape, kinds, how, _ = plan
     lib = backend.of(x)
-    scale, z = (checks.new(x, shape, kind) for kind in kinds)
+    scale, z = (arrays.new(x, shape, kind) for kind in kinds)
     least, greatest = lib.minmax(layout.per_token(x.shape), x)
     if not symmetric and x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
-        least, greatest = (checks.cast(v, dtypes.float32) for v in (least, greatest))
-    getattr(lib, kernel)(least, greatest, *how, "float64", checks.flat(scale), checks.flat(z))
+        least, greatest = (arrays.cast(v, dtypes.float32) for v in (least, greatest))
+    getattr(lib, kernel)(least, greatest, *how, "float64", arrays.flat(scale), arrays.flat(z))
     return scale, z
 
 

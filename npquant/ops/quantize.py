@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant import backend, checks, dtypes, layout
+from npquant import arrays, backend, checks, dtypes, layout
 from npquant.checks import Array
 from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path
 
@@ -225,7 +225,7 @@ def dequantize_per_tensor(
     precision = dtypes.compute(result)
     s, z = _numbers(q, scale, zero_point, precision)
     z = _rounded_once(z, precision)
-    s = checks.cast(s, precision) if checks.on_device(s) else s
+    s = arrays.cast(s, precision) if checks.on_device(s) else s
     y = checks.output(out, q, result, checks.QPARAM, (scale, zero_point))
     _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
     return y
@@ -342,7 +342,7 @@ def quantize_per_channel(
     lib = backend.of(x)
     kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
-        s = checks.cast(s, x.dtype)
+        s = arrays.cast(s, x.dtype)
     kernel(granularity, x, s, z, constants, names, y, given=out is not None)
     return y
 
@@ -998,7 +998,7 @@ def _inverse(
     if type(s) is float:
         s = s if divide else 1.0 / s
     elif divide:
-        s = checks.cast(s, computed)
+        s = arrays.cast(s, computed)
     else:
         s, given = x.new((1,), computed), s
         backend.of(x).inverse(given, s)
@@ -1091,7 +1091,7 @@ def _dequantize_rows(
     else:
         s, z = qparams(scales, zero_points, shapes, q)
         if s.dtype == result and _narrow(result, q.dtype) and _exact(z, q.dtype):
-            s = checks.cast(s, dtypes.float32)  # a product is rounded to the scales' dtype anyway
+            s = arrays.cast(s, dtypes.float32)  # a product is rounded to the scales' dtype anyway
         s, z, code = _promoted(q, s, z)
     y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points))
     lib = backend.of(q)
@@ -1109,16 +1109,16 @@ def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
     """
     code = "float32"
     if q.dtype in dtypes.FLOAT8 and type(z) is not int and z.dtype in dtypes.FLOATS:
-        z = checks.cast(z, dtypes.promote(z.dtype, dtypes.float32))  # as which the codes count
+        z = arrays.cast(z, dtypes.promote(z.dtype, dtypes.float32))  # as which the codes count
     if checks.on_device(q):
         # Integers stay integers, of which the difference is exact; nobody looks how large they are.
         if q.dtype in dtypes.FLOAT8:
             if type(z) is not int and z.dtype.kind == "i":
-                z = checks.cast(z, dtypes.float32)
+                z = arrays.cast(z, dtypes.float32)
         else:
             code = "int32"
         if type(z) is not int and z.dtype in dtypes.FLOATS:
-            s = checks.cast(s, dtypes.promote(s.dtype, z.dtype))
+            s = arrays.cast(s, dtypes.promote(s.dtype, z.dtype))
     elif type(z) is np.ndarray:
         fractional = z.dtype.kind != "i" or q.dtype in dtypes.FLOAT8
         if z.dtype.kind == "i":

@@ -6,7 +6,7 @@ import pytest
 import npquant as nq
 from cases import assert_same
 from npquant import cuda
-from npquant.arithmetic import copy
+from npquant.arrays import copy
 from npquant.autograd import Parameter, Tape
 from npquant.modules import (
     AdaroundFakeQuantizer,

@@ -10,19 +10,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from npquant import backend, checks, dtypes, layout
-from npquant.arithmetic import (
-    astype,
-    beside,
-    copy,
-    empty,
-    flat,
-    following,
-    kind,
-    maximum,
-    minimum,
-    reshape,
-    without_negative_zero,
-)
+from npquant.arithmetic import maximum, minimum, without_negative_zero
+from npquant.arrays import astype, beside, copy, following, kind, new, ravel, reshape
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -218,17 +207,17 @@ class Observer(Module):
             choose, code = lib.choose_symmetric, dtypes.int64
         else:
             choose, code = lib.choose_affine, dtypes.int32
-        shape, precision = kind(least)
-        scale, zero_point = empty(least, shape, FLOAT), empty(least, shape, code)
+        x = checks.array(least, "min_val")
+        scale, zero_point = new(x, x.shape, FLOAT), new(x, x.shape, code)
         choose(
             least, greatest, (self.quant_min, self.quant_max), float(self.eps[0]), self._middle,
-            precision.name, scale, zero_point,
+            x.dtype.name, scale, zero_point,
         )  # fmt: skip
         return scale, zero_point
 
     def _range(self) -> tuple[Array, Array]:
         """The range that the qparams cover, one element a channel."""
-        return flat(self.min_val), flat(self.max_val)
+        return ravel(self.min_val), ravel(self.max_val)
 
     # --- merging and state --------------------------------------------------------------------
 
@@ -276,7 +265,7 @@ class Observer(Module):
     def _merged(self, other: Self) -> tuple[Array, Array]:
         """The extremes of both, as they are kept."""
         if self._unset:
-            return self._shaped(flat(copy(other.min_val)), flat(copy(other.max_val)))
+            return self._shaped(ravel(copy(other.min_val)), ravel(copy(other.max_val)))
         low, high = self.min_val, self.max_val
         return minimum(low, beside(low, other.min_val)), maximum(high, beside(high, other.max_val))
 
@@ -334,8 +323,8 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
 def widened(observer: Observer, least: Array, greatest: Array) -> tuple[Array, Array]:
     """The range of an observer as it is kept when it has reached to these extremes."""
     if not observer._unset:
-        least = minimum(least, flat(following(least, observer.min_val)))
-        greatest = maximum(greatest, flat(following(greatest, observer.max_val)))
+        least = minimum(least, ravel(following(least, observer.min_val)))
+        greatest = maximum(greatest, ravel(following(greatest, observer.max_val)))
     return observer._shaped(least, greatest)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant import backend, checks
-from npquant.arithmetic import copy, flat, following
+from npquant.arrays import copy, following, ravel
 from npquant.layout import Granularity
 from npquant.modules.module import Array
 from npquant.modules.observers.base import (
@@ -383,7 +383,7 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
 def _move_range(observer: Observer, constant: float, least: Array, greatest: Array) -> None:
     if not observer._unset:
         state = observer.min_val, observer.max_val
-        low, high = (copy(flat(following(least, v))) for v in state)
+        low, high = (copy(ravel(following(least, v))) for v in state)
         backend.of(low).step_towards(least, greatest, constant, low, high)
         least, greatest = low, high
     observer._set_range(least, greatest)
