@@ -13,7 +13,7 @@ from numba.extending import intrinsic, overload
 
 from calls import CALLS, axis_name, results
 from npquant.cuda import division, elements, loops, primitives, target, vectors
-from npquant.formulas import quantize as formulas
+from npquant.formulas import guesses
 from npquant.primitives import SQRT_HALF
 from twins import Both, installed, twin
 
@@ -225,9 +225,9 @@ def guesser(parameters, element):
     return guess
 
 
-IN_TWO = guesser(formulas.split_inverse_by_bits, formulas.guess_or_doubt)
-ZERO_LAST = guesser(formulas.inverse_in_float32, formulas.zero_last)
-ZERO_FIRST = guesser(formulas.inverse_in_float32, formulas.zero_first)
+IN_TWO = guesser(guesses.split_inverse_by_bits, guesses.guess_or_doubt)
+ZERO_LAST = guesser(guesses.inverse_in_float32, guesses.zero_last)
+ZERO_FIRST = guesser(guesses.inverse_in_float32, guesses.zero_first)
 GUESSES = (IN_TWO, np.float64), (ZERO_LAST, np.float32), (ZERO_FIRST, np.float32)
 NAMES = ("float64", "zero last", "zero first")
 
@@ -305,7 +305,7 @@ def test_nothing_is_guessed_of_other_qparams(guess, kind):
 @numba.njit(error_model="numpy")
 def halves_of(high, low, near, inverse, rest):
     for i in range(high.size):
-        inverse[i], rest[i] = formulas.halves(high[i], low[i], near[i])
+        inverse[i], rest[i] = guesses.halves(high[i], low[i], near[i])
 
 
 def test_reciprocals_in_two_parts():
@@ -325,7 +325,7 @@ def test_reciprocals_in_two_parts():
 @numba.njit(error_model="numpy")
 def reciprocals_of(scale, near, found):
     for i in range(scale.size):
-        found[i] = formulas.rounded_reciprocal(scale[i], near[i])
+        found[i] = guesses.rounded_reciprocal(scale[i], near[i])
 
 
 def test_reciprocals_of_every_mantissa():

@@ -24,6 +24,7 @@ from npquant.cpu.folded import LONGEST, MANY, folds
 from npquant.cpu.qparams import ROWS, TOGETHER
 from npquant.cpu.target import GRAIN
 from npquant.cpu.vectors import AT_ONCE, VECTORS
+from npquant.formulas import guesses
 from npquant.formulas import quantize as formulas
 from npquant.layout import LANES, per_channel, per_token
 
@@ -298,12 +299,12 @@ def test_a_guess_is_sure_of_nearly_all():
     rng = np.random.default_rng(0)
     bounds = np.float32(-128), np.float32(127), np.float32(0)
     x, y = rng.normal(0, 50, 2000).astype(np.float32), np.empty(1, np.int8)
-    p = formulas.split_inverse(x, np.float64(0.3), np.int64(3), bounds, y)
-    sure = [formulas.guess(v, p, bounds, y)[1] < formulas.SURE for v in x]
+    p = guesses.split_inverse(x, np.float64(0.3), np.int64(3), bounds, y)
+    sure = [guesses.guess(v, p, bounds, y)[1] < guesses.SURE for v in x]
     assert np.mean(sure) > 0.99
-    assert formulas.guess(np.float32(-1.2), p, bounds, y)[0] == -1
+    assert guesses.guess(np.float32(-1.2), p, bounds, y)[0] == -1
     for v in (np.float32(np.nan), np.float32(0.45)):  # 1.5 codes but for a rounding
-        assert formulas.guess(v, p, bounds, y)[1] >= formulas.SURE
+        assert guesses.guess(v, p, bounds, y)[1] >= guesses.SURE
 
 
 @pytest.mark.parametrize("dtype", **named((F16, BF16)))

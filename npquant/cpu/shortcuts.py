@@ -16,7 +16,7 @@ from npquant.cpu.lowered import called
 from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import end_past, stretch_of, up_to_past
 from npquant.dtypes import FLOAT8, FLOATS, NARROW, float32, float64
-from npquant.formulas.quantize import SURE
+from npquant.formulas.guesses import SURE
 from npquant.primitives import bits, item, like, of_bits, store
 
 #: Of blocks up to so many elements nothing is guessed.
