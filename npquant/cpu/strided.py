@@ -106,7 +106,9 @@ def contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
 
 
 @lru_cache(maxsize=256)
-def in_pairs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+def steps_over_every_second(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> bool:
     """Whether what lies so is every second element of memory, of few enough bytes."""
     return itemsize <= 4 and _joined(shape, strides, itemsize) == ((prod(shape), 2 * itemsize),)
 
@@ -123,7 +125,7 @@ def _whole_steps(strides: tuple[int, ...], itemsize: int) -> bool:
 
 def every_second(a: Array) -> bool:
     """Whether kernels can read `a` as it lies, as every second element of memory."""
-    return a.flags.aligned and in_pairs(*lying(a))
+    return a.flags.aligned and steps_over_every_second(*lying(a))
 
 
 def key(a: Array) -> np.dtype[Any]:

@@ -144,7 +144,7 @@ def _by_views(
     turned = [w if w is None or order is None else _transposed(w, order) for w in lying]
     bent = [None if w is None or strided.contiguous(*w) else w for w in turned]
     views = None
-    if layout is None or not all(w is None or strided.in_pairs(*w) for w in bent):
+    if layout is None or not all(w is None or strided.steps_over_every_second(*w) for w in bent):
         views = strided.views_of(*bent)
     channels, inner = layout or (granularity.channels, granularity.inner)
     return Piece(channels, inner or size, views=views), order
