@@ -818,12 +818,13 @@ def test_how_vectors_share_qparams(launched, shape, axis, start, runs):
         a.shape = a.held.shape
     x = tensor(np.zeros(shape, "f4"))
     nq.fake_quantize_per_channel_affine(x, s, z, axis, -7, 7)
-    many = {True: 4 if shape[0] >= 64 else 1, False: 2}[runs == elements.BESIDE]
-    assert launched[-1][1][-3:] == (4, many, runs)
+    rows = runs == elements.BESIDE and shape[0] >= 64
+    assert launched[-1][1][-3:] == (4, 4 if rows else 1, runs)
     nq.quantize_per_channel(x, s, z, axis, -7, 7, np.int8)
     inner = np.prod(shape[axis + 1 :])
     wide = inner % 8 == 0 and inner < x.held.size
-    width, many = (8, 1) if wide else (4, many)
+    few = 1 if runs == elements.BESIDE else 2
+    width, many = (8, 1) if wide else (4, 8 if rows else few)
     assert launched[-1][1][-3:] == (width, many, runs)
     if not start:  # codes that are not guessed
         z = tensor(np.zeros(n, "f4"))
