@@ -57,19 +57,34 @@ class Formula(NamedTuple):
     shortcuts: tuple[Shortcut, ...] = ()
 
 
+class Told(NamedTuple):
+    """What a thread knows of its launch, what it has loaded, and its room for what it computes."""
+
+    channels: Any
+    inner: Any
+    x: Any
+    values: Any
+    scale: Any
+    zero_point: Any
+    constants: Any
+    y: Any
+    room: Any
+
+
 def _fill(of: Formula, width: int, share: str) -> Callable[..., None]:
     """What computes a vector, for one size, and for how its elements share qparams.
 
-    ``(c, left, s, z, told)``: it begins in channel `c`, of which so many elements are `left` there;
-    s and z are what that channel has, or of `BESIDE` all that it touches. `told` is (u, channels,
-    inner, x, values, scale, zero_point, constants, y, room): it is vector `u` of the values.
+    ``(c, left, s, z, (u, told))``: it begins in channel `c`, of which so many elements are `left`
+    there; s and z are what that channel has, or of `BESIDE` all that it touches. It is vector `u`
+    of the values.
     """
     element = of.element
 
     @formula
-    def by_rule(k: Any, p: Any, doubt: Any, told: Any) -> Any:
-        u, _, _, _, values, _, _, constants, y, room = told
-        put(room, u * width + k, element(each(values, u * width + k), p, constants, y))
+    def by_rule(k: Any, p: Any, doubt: Any, own: Any) -> Any:
+        u, told = own
+        i = u * width + k
+        put(told.room, i, element(each(told.values, i), p, told.constants, told.y))
         return doubt
 
     rule = _computed(of.parameters, by_rule, width, share)
@@ -78,18 +93,19 @@ def _fill(of: Formula, width: int, share: str) -> Callable[..., None]:
     (_, split, guess), *_ = of.shortcuts
 
     @formula
-    def by_guess(k: Any, p: Any, doubt: Any, told: Any) -> Any:
-        u, _, _, _, values, _, _, constants, y, room = told
-        result, one = guess(each(values, u * width + k), p, constants, y)
-        store(room[0], u * width + k, result)
+    def by_guess(k: Any, p: Any, doubt: Any, own: Any) -> Any:
+        u, told = own
+        i = u * width + k
+        result, one = guess(each(told.values, i), p, told.constants, told.y)
+        store(told.room[0], i, result)
         return doubt | one
 
     guessed = _computed(split, by_guess, width, share)
 
     @formula
-    def checked(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        if guessed(c, left, s, z, told):
-            rule(c, left, s, z, told)
+    def checked(c: Any, left: Any, s: Any, z: Any, own: Any) -> Any:
+        if guessed(c, left, s, z, own):
+            rule(c, left, s, z, own)
 
     return checked  # type: ignore[no-any-return]
 
@@ -97,43 +113,47 @@ def _fill(of: Formula, width: int, share: str) -> Callable[..., None]:
 def _computed(
     parameters: Callable[..., Any], compute: Callable[..., Any], width: int, share: str
 ) -> Callable[..., Any]:
-    """`_fill` by one formula: the doubt of ``compute(k, p, doubt, told)``, of one after another."""
+    """`_fill` by one formula: the doubt of ``compute(k, p, doubt, own)``, of one after another."""
 
     @formula
-    def of_one(k: Any, state: Any, told: Any) -> Any:
+    def made(s: Any, z: Any, own: Any) -> Any:
+        _, told = own
+        return parameters(told.x, s, z, told.constants, told.y)
+
+    @formula
+    def of_one(k: Any, state: Any, own: Any) -> Any:
         p, doubt = state
-        return p, compute(k, p, doubt, told)
+        return p, compute(k, p, doubt, own)
 
     @formula
-    def of_its_own(k: Any, state: Any, told: Any) -> Any:
-        _, _, _, x, _, _, _, constants, y, _ = told
+    def of_its_own(k: Any, state: Any, own: Any) -> Any:
         s, z, doubt = state
-        return s, z, compute(k, parameters(x, s[k], z[k], constants, y), doubt, told)
+        return s, z, compute(k, made(s[k], z[k], own), doubt, own)
 
     @formula
-    def of_any(k: Any, state: Any, told: Any) -> Any:
-        _, channels, inner, x, _, scale, zero_point, constants, y, _ = told
+    def of_any(k: Any, state: Any, own: Any) -> Any:
+        _, told = own
         c, left, p, doubt = state
         if left == 0:
-            left = inner[0]
+            left = told.inner[0]
             c = COUNT(c + COUNT(1))
-            c = COUNT(0) if c == channels[0] else c
-            p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
-        return c, COUNT(left - COUNT(1)), p, compute(k, p, doubt, told)
+            c = COUNT(0) if c == told.channels[0] else c
+            p = made(at(told.scale, c), at(told.zero_point, c), own)
+        return c, COUNT(left - COUNT(1)), p, compute(k, p, doubt, own)
 
     one, its_own, walked = (unrolled(step, 0, width) for step in (of_one, of_its_own, of_any))
 
     @formula
-    def whole(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        return one((parameters(told[3], s, z, told[7], told[8]), False), told)[1]
+    def whole(c: Any, left: Any, s: Any, z: Any, own: Any) -> Any:
+        return one((made(s, z, own), False), own)[1]
 
     @formula
-    def beside(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        return its_own((s, z, False), told)[2]
+    def beside(c: Any, left: Any, s: Any, z: Any, own: Any) -> Any:
+        return its_own((s, z, False), own)[2]
 
     @formula
-    def as_it_comes(c: Any, left: Any, s: Any, z: Any, told: Any) -> Any:
-        return walked((c, left, parameters(told[3], s, z, told[7], told[8]), False), told)[3]
+    def as_it_comes(c: Any, left: Any, s: Any, z: Any, own: Any) -> Any:
+        return walked((c, left, made(s, z, own), False), own)[3]
 
     return {WHOLE: whole, BESIDE: beside, ANY: as_it_comes}[share]  # type: ignore[no-any-return]
 
@@ -157,7 +177,7 @@ def body(of: Formula, width: int, count: int, share: str) -> Callable[..., None]
     @formula
     def fill_one(u: Any, found: Any, told: Any) -> Any:
         own = found[0] if beside else found[u]
-        fill(*own, (u, *told))
+        fill(*own, (u, told))
         return found
 
     ask_all, fill_all = unrolled(ask_one, 0, 1 if beside else count), unrolled(fill_one, 0, count)
@@ -171,7 +191,7 @@ def body(of: Formula, width: int, count: int, share: str) -> Callable[..., None]
         i, step = begin(COUNT(block), COUNT(thread), channels, inner)
         if COUNT(COUNT(i + COUNT(COUNT(count - 1) * step)) + COUNT(width)) <= n:
             values, room = load(x, i, step), scratch(y)
-            told = channels, inner, x, values, scale, zero_point, constants, y, room
+            told = Told(channels, inner, x, values, scale, zero_point, constants, y, room)
             # All that is loaded is asked for before anything is computed.
             fill_all(ask_all((), (i, step, place, scale, zero_point)), told)
             store(y, i, step, room)
