@@ -176,8 +176,8 @@ def body(of: Formula, width: int, count: int, share: str) -> Callable[..., None]
 
     @formula
     def fill_one(u: Any, found: Any, told: Any) -> Any:
-        own = found[0] if beside else found[u]
-        fill(*own, (u, told))
+        where = found[0] if beside else found[u]
+        fill(*where, (u, told))
         return found
 
     ask_all, fill_all = unrolled(ask_one, 0, 1 if beside else count), unrolled(fill_one, 0, count)
