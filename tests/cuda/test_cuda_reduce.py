@@ -118,6 +118,18 @@ def test_gradients_of_dtypes(where, dtype):
               sums=sums)  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_lanes_ask_for_several_elements(dtype):
+    """As many as are asked for at once, twice or less, and some that are left."""
+    shape = 150, 9
+    size, itemsize = 150 * 9, np.dtype(dtype).itemsize
+    asked = reduce.Shape.of(layout.Layout(9, 1), size).batch(itemsize)
+    assert asked == (8 if itemsize == 2 else 4)
+    assert 150 % (16 * asked) > 0
+    gradients("learnable_gradients_per_channel", shape, last, dtype)
+    extremes("minmax", data(shape, dtype), last)
+
+
 @pytest.mark.parametrize("where", ["short rows", "last of more"])
 def test_channels_far_apart(where, monkeypatch):
     """One element at once, as where 32 bits do not hold how far several lie."""
