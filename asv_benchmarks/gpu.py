@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from benchmarks import cases, peers
 from benchmarks.cases import Case, Inputs, Layout
+from benchmarks.tensors import as_torch, load_torch
 
 import npquant
 
@@ -138,7 +139,7 @@ class Arrays:
             return value
         if self.torch is None:
             return npquant.cuda.to_device(value)
-        return peers._to_torch(value).cuda()
+        return as_torch(value).cuda()
 
     def repeated(self, block: Any, shape: tuple[int, ...]) -> Any:
         """An array on the device that holds `block` over and over."""
@@ -291,7 +292,7 @@ def torch_call(case: Case, inputs: OnDevice, arrays: Arrays) -> tuple[Call | Non
     if arrays.torch is None or name is None:
         return None, "PyTorch is not here" if arrays.torch is None else "PyTorch has no such op"
     # The switches of npquant are the host's, those of PyTorch are not.
-    given = tuple(peers._to_torch(v).cuda() if v is cases.ON else v for v in case.arguments(inputs))
+    given = tuple(as_torch(v).cuda() if v is cases.ON else v for v in case.arguments(inputs))
     try:
         call = peers.PEERS[name](replace(case, arguments=lambda _: given), inputs)
         call()
@@ -432,7 +433,7 @@ def main(
     arrays = Arrays(torch_with_cuda())
     npquant.cuda.to_device(np.zeros(1, np.float32))  # makes the context
     if arrays.torch is not None:
-        peers._torch()
+        load_torch()
         arrays.torch.zeros(1, device="cuda")
     clock = Clock(part.turn)
     about = versions(arrays, clock)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npquant.arrays import described
-from npquant.checks import Array
+from npquant.owners import Array
 
 
 def add(a: Array, b: Array) -> Array:

@@ -1,29 +1,69 @@
 """What is done with an array, of NumPy or on a GPU, whichever it is.
 
-It is made, filled, viewed, copied and brought to the host. Of an array on a GPU there are two
-objects: what its owner holds, of some library, and what `checks.array` makes of it for kernels. The
-first is an `a` here, the second an `x`.
+It is described, made, filled, viewed, copied and brought to the host. Of an array on a GPU there
+are two objects: what its owner holds, of some library, and what `array` makes of it for kernels.
+The first is an `a` here, the second an `x`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from npquant import dtypes
-from npquant.checks.arrays import Array, array, on_device, output
 from npquant.dtypes import DType
 from npquant.errors import show
+from npquant.layout import memory_order
 from npquant.meta import ArraySpec
+from npquant.owners import Array, named, of_numpy, on_device
 
 # --- what it is ---------------------------------------------------------------------------------
 
 
-def is_array(value: Any) -> bool:
-    """Whether `value` is an array of NumPy or on a GPU."""
-    return isinstance(value, np.ndarray) or on_device(value)
+def array(value: Any, name: str) -> Array:
+    """`value` as an array, a spec or a DeviceArray; of the rest, only NumPy's scalars are."""
+    kind = type(value)
+    if kind is np.ndarray or kind is ArraySpec:
+        return value
+    if kind in _tensors and value.is_cuda is True:
+        return _describe()(value)
+    found = of_numpy(value)
+    if found is None:
+        found = device_array(value, name)
+    if found is None:
+        raise TypeError(
+            f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, got {named(value)}"
+        )
+    return found
+
+
+def device_array(value: Any, name: str) -> Array | None:
+    """An array on a GPU, of whatever library, described for kernels; None if it is none."""
+    if not on_device(value):
+        return None
+    try:
+        describe = _describe()
+    except ImportError as error:
+        raise type(error)(f"{name} is an array on a GPU: {error}", name=error.name) from None
+    found = describe(value)
+    if getattr(value, "is_cuda", None) is True:
+        _tensors.add(type(value))
+    return found
+
+
+#: Classes of tensors of which some have been on a GPU.
+_tensors: set[type] = set()
+
+
+@cache
+def _describe() -> Callable[[Any], Array]:
+    from npquant.cuda.arrays import device
+
+    return device
 
 
 def kind(value: Array) -> tuple[tuple[int, ...], DType]:
@@ -49,6 +89,20 @@ def new(x: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new(shape, dtype).owner
 
 
+def alike(x: Array, dtype: DType) -> Array:
+    """A result of the shape of `x`, that lies in memory as `x` does if this has no gaps.
+
+    So do results of PyTorch.
+    """
+    if type(x) is not np.ndarray:
+        return ArraySpec(x.shape, dtype) if type(x) is ArraySpec else x.new_alike(dtype).owner
+    if x.flags.c_contiguous:
+        return np.empty(x.shape, dtype)
+    if x.flags.f_contiguous:
+        return np.empty(x.shape, dtype, "F")
+    return np.empty(x.shape, dtype) if memory_order(x) is None else np.empty_like(x, dtype)
+
+
 def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
     """A result of its own shape, of the kind of `x`, that holds one value."""
     return filled(new(x, shape, dtype), value)
@@ -57,7 +111,7 @@ def full(x: Array, shape: tuple[int, ...], dtype: DType, value: float) -> Array:
 def full_like(a: Array, value: float) -> Array:
     """An array of the shape and dtype of `a`, lying in memory as it does, that holds one value."""
     x = array(a, "value")
-    return filled(output(None, x, x.dtype), value)
+    return filled(alike(x, x.dtype), value)
 
 
 def filled(y: Array, value: float) -> Array:

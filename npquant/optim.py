@@ -12,9 +12,10 @@ from typing import Any, Self
 import numpy as np
 
 from npquant import backend, checks
-from npquant.arrays import copy, full_like, is_array
+from npquant.arrays import copy, full_like
 from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
+from npquant.owners import is_array
 from npquant.state import remade, seen, takes_state
 
 __all__ = ["SGD", "Adam"]

@@ -35,6 +35,7 @@ from npquant.cuda import (
     to_host,
     walk,
 )  # fmt: skip
+from npquant.cuda.watch import watch
 from npquant.layout import Layout, per_channel
 from npquant.modules import FakeQuantize, MinMaxObserver
 from npquant.optim import SGD
@@ -624,7 +625,7 @@ def test_a_call_that_fails_leaves_nothing(driven, torch, monkeypatch):
             before = len(driven.launches)
             with pytest.raises(MemoryError):
                 gradients()
-        assert arrays.watch.recording is None
+        assert watch.recording is None
         gradients()
         assert len(driven.launches) == before + driven.long
     assert driven.long == 2  # all others are what the first came to
@@ -647,7 +648,7 @@ def test_threads_note_what_they_launch_themselves(driven, monkeypatch):
     first = threading.Thread(target=call)
     first.start()
     assert entered.wait(10)
-    assert arrays.watch.recording is None
+    assert watch.recording is None
     for _ in range(2):
         gradients()
     left.set()

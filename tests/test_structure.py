@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,33 @@ def test_one_module_imports_numba_cuda():
                      path.read_text(), re.MULTILINE)
     }  # fmt: skip
     assert importing == {"cuda/target.py"}
+
+
+def name_of(path):
+    """The dotted name of a module of the package."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def own_imports(path, names):
+    """The modules of the package that a file names in imports, wherever in it these stand."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from names & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module in names:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in names else node.module
+
+
+def test_no_circle_of_imports():
+    """Imports inside of functions are counted too: they are late, and not another direction."""
+    names = {name_of(path): path for path in SOURCES}
+    graph = {name: set(own_imports(path, names.keys())) for name, path in names.items()}
+    assert graph["npquant.checks.qparams"] >= {"npquant.arrays", "npquant.cpu.checks"}
+    assert "npquant.cuda" in graph["npquant.backend"]  # imported in a function
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names it
+    assert order.index("npquant.cuda.target") < order.index("npquant.checks.arrays")
 
 
 def test_import_compiles_nothing(tmp_path):

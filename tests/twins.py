@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from cases import assert_same
-from npquant import checks, cpu
+from npquant import cpu
 from npquant.checks import calls
 from npquant.cuda import again, arrays, target
-from npquant.cuda.arrays import SIMULATED, DeviceArray
+from npquant.cuda.arrays import DeviceArray
+from npquant.cuda.target import SIMULATED
 from npquant.ops.fast_path import no_fast_path
+from npquant.owners import on_device
 
 #: Memory of a GPU comes with every address a multiple of it; so does what stands in for it.
 ALIGNED = 256
@@ -166,7 +168,7 @@ def _compare(got, expected, name):
         for one, other in zip(got, expected, strict=True):
             _compare(one, other, name)
         return
-    if checks.on_device(got):
+    if on_device(got):
         got = MEMORY.download(arrays.device(got))
     if got is not expected:
         assert_same(np.asarray(got), np.asarray(expected), name)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Collection
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import plain, work
 from .cases import Call, Case, Inputs
+from .tensors import as_torch, load_torch
 
 _threads = 1
 
@@ -33,7 +33,7 @@ def setup(threads: int) -> dict[str, str]:
         except ImportError:
             continue
     if "torch" in versions:
-        _torch().set_num_threads(threads)
+        load_torch().set_num_threads(threads)
     return versions
 
 
@@ -62,41 +62,14 @@ def calls_of(
 # --- PyTorch ----------------------------------------------------------------------------------
 
 
-@cache
-def _torch() -> Any:
-    torch = importlib.import_module("torch")
-    importlib.import_module("torch.ao.quantization.fx._decomposed")
-    torch.set_grad_enabled(False)
-    # Quantized tensors are deprecated, but still a peer.
-    warnings.filterwarnings("ignore", r"torch\.quantize_per_tensor", UserWarning)
-    return torch
-
-
-def _to_torch(value: Any) -> Any:
-    """An argument as PyTorch takes it; arrays share their memory, a sub-byte dtype is an int8."""
-    torch = _torch()
-    if isinstance(value, np.dtype):
-        return getattr(torch, "int8" if value.name == "int4" else value.name)
-    if isinstance(value, str):
-        return getattr(torch, value)
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype.name == "int4":
-        return torch.from_numpy(value.astype(np.int8))
-    if value.dtype.name in ("bfloat16", "float8_e4m3fn"):
-        bits = value.view(f"int{8 * value.itemsize}")
-        return torch.from_numpy(bits).view(_to_torch(value.dtype))
-    return torch.from_numpy(value)
-
-
 def _partial(function: Any, case: Case, inputs: Inputs) -> Call:
-    keywords = {name: _to_torch(value) for name, value in case.keywords(inputs).items()}
-    return partial(function, *map(_to_torch, case.arguments(inputs)), **keywords)
+    keywords = {name: as_torch(value) for name, value in case.keywords(inputs).items()}
+    return partial(function, *map(as_torch, case.arguments(inputs)), **keywords)
 
 
 def same_op(case: Case, inputs: Inputs) -> Call:
     """PyTorch's own op of that name: its binding if it has one, else what the dispatcher has."""
-    torch = _torch()
+    torch = load_torch()
     utils = importlib.import_module("torch.ao.quantization.utils")
     known = _NAMES.get(case.op, case.op)
     for name in (known, f"_{known}"):
@@ -112,48 +85,48 @@ def decomposed(case: Case, inputs: Inputs) -> Call:
     """The op of torch.ops.quantized_decomposed, without the lookup of its overload."""
     if case.op == "quantize_per_token_dynamic":
         return _in_two_steps(inputs)
-    packet = getattr(_torch().ops.quantized_decomposed, case.op)
+    packet = getattr(load_torch().ops.quantized_decomposed, case.op)
     call = _partial(getattr(packet, packet.overloads()[0]), case, inputs)
     if "dequantize_per_token" in case.op or "dequantize_per_channel_group" in case.op:
         # The dispatcher knows no default for it.
-        return partial(call.func, *call.args, _to_torch(inputs.floating))
+        return partial(call.func, *call.args, as_torch(inputs.floating))
     return call
 
 
 def _in_two_steps(inputs: Inputs) -> Call:
     """PyTorch chooses qparams of rows, and then quantizes with them."""
-    ops, target = _torch().ops.quantized_decomposed, _to_torch(inputs.target)
+    ops, target = load_torch().ops.quantized_decomposed, as_torch(inputs.target)
     choose, code = ops.choose_qparams_per_token_asymmetric.default, ops.quantize_per_token.default
 
     def call(x: Any) -> Any:
         found = choose(x, target)
         return code(x, *found, *inputs.bounds, target), *found
 
-    return partial(call, _to_torch(inputs.x))
+    return partial(call, as_torch(inputs.x))
 
 
 def quantized(case: Case, inputs: Inputs) -> Call | None:
     """torch.quantize_per_tensor or per_channel, to a quantized tensor, and back from one."""
-    torch, name = _torch(), _QUANTIZED.get(inputs.target.name)
+    torch, name = load_torch(), _QUANTIZED.get(inputs.target.name)
     layout, backwards = inputs.layout, case.op.startswith("dequantize")
     many = layout.group or (layout.grain == "token" and len(layout.shape) > 2)
     if name is None or inputs.floating != np.float32 or many:
         return None
-    data = _to_torch(inputs.codes if backwards else inputs.x)
+    data = as_torch(inputs.codes if backwards else inputs.x)
     dtype = () if backwards else (getattr(torch, name),)
     if not layout.scales:
         make = torch._make_per_tensor_quantized_tensor if backwards else torch.quantize_per_tensor
         call = partial(make, data, *inputs.qparams, *dtype)
     else:
         make = torch._make_per_channel_quantized_tensor if backwards else torch.quantize_per_channel
-        qparams = [_to_torch(p.reshape(-1)) for p in (inputs.scales, inputs.zero_points)]
+        qparams = [as_torch(p.reshape(-1)) for p in (inputs.scales, inputs.zero_points)]
         call = partial(make, data, *qparams, *(layout.axis or (0,)), *dtype)
     return call().dequantize if backwards else call
 
 
 def expression(case: Case, inputs: Inputs) -> Call:
     """The plain expression, for ops that PyTorch lacks."""
-    return _expression(case, inputs, _torch(), _to_torch)
+    return _expression(case, inputs, load_torch(), as_torch)
 
 
 def compiled(case: Case, inputs: Inputs) -> Call | None:
@@ -165,7 +138,7 @@ def compiled(case: Case, inputs: Inputs) -> Call | None:
 
 def compiled_call(call: Call) -> Call:
     """torch.compile of a call of PyTorch's."""
-    torch = _torch()
+    torch = load_torch()
     torch._dynamo.reset()  # or there would be too many versions of one function
     function, given = (call, ()) if not isinstance(call, partial) else (call.func, call.args)
     keywords = call.keywords if isinstance(call, partial) else {}

@@ -19,6 +19,7 @@ from npquant.modules import observers
 from npquant.optim import SGD, Adam
 
 from .cases import FLOATS, PRECISIONS, TENSORS, Call, Case, Inputs, Spec, specs, star
+from .tensors import as_torch
 
 SCALE, BOUNDS = 0.1, (-8, 7)
 
@@ -115,10 +116,6 @@ def torch_observer(name: str) -> Callable[[Any, Inputs], Call]:
         return partial(kind(**channel(i)), as_torch(i.x))
 
     return make
-
-
-def as_torch(value: Any) -> Any:
-    return importlib.import_module(".peers", __package__)._to_torch(value)
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

@@ -10,9 +10,10 @@ import numpy as np
 
 from npquant import checks
 from npquant.arithmetic import add
-from npquant.arrays import copy, full_like, is_array, kind
+from npquant.arrays import copy, full_like, kind
 from npquant.autograd.rules import RULES, Rule
 from npquant.errors import show
+from npquant.owners import is_array
 
 Array = np.ndarray[Any, Any]
 #: One function of the result's gradient that gives the gradient of every input, or one for each.

@@ -4,11 +4,10 @@ Wrong kinds and dtypes are TypeErrors, wrong values and shapes are ValueErrors. 
 argument, what it was and what is allowed. All checks of a call come before anything is written.
 """
 
+from npquant.arrays import array
 from npquant.checks.arrays import (
     QPARAM,
     QPARAMS,
-    Array,
-    array,
     codes,
     finite_array,
     floats,
@@ -16,7 +15,6 @@ from npquant.checks.arrays import (
     host_array,
     itself_or_apart,
     native,
-    on_device,
     option,
     output,
     output_and_mask,

@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import cache
+from collections.abc import Collection
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from npquant import dtypes
+from npquant.arrays import alike, array
 from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bool_
-from npquant.errors import in_our_words, is_tensor, show
-from npquant.layout import memory_order
+from npquant.errors import in_our_words, show
 from npquant.meta import ArraySpec
-
-Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceArray
-
-ARRAYS = (np.ndarray, ArraySpec)
+from npquant.owners import HOST, OTHERWISE, Array, instead, on_device
 
 #: The qparams, from which `out` must be apart, as an op names them.
 QPARAM, QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
 
-#: Arrays that compute otherwise than arrays.
-_OTHERWISE = np.ma.MaskedArray, np.matrix
-
-
-def array(value: Any, name: str) -> Array:
-    """`value` as an array, a spec or a DeviceArray; of the rest, only NumPy's scalars are."""
-    kind = type(value)
-    if kind is np.ndarray or kind is ArraySpec:
-        return value
-    if kind in _tensors and value.is_cuda is True:
-        return _describe()(value)
-    if isinstance(value, np.memmap):
-        return value.view(np.ndarray)
-    if isinstance(value, (np.generic, np.ndarray)) and not isinstance(value, _OTHERWISE):
-        return np.asarray(value)
-    found = device_array(value, name)
-    if found is None:
-        shown = isinstance(value, type) or is_tensor(value)
-        raise TypeError(
-            f"{name} must be a NumPy array, an array on a GPU or an ArraySpec, "
-            f"got {show(value) if shown else type(value).__name__}{_instead(value)}"
-        )
-    return found
-
-
-def _instead(value: Any) -> str:
-    """What makes an array of one that computes otherwise."""
-    if isinstance(value, np.ma.MaskedArray):
-        return ", whose .filled(...) is one"
-    return ", of which np.asarray(...) makes one" if isinstance(value, np.matrix) else ""
-
 
 def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = np.ndarray) -> Array:
     """`value` as an array of NumPy of one of the `allowed` dtypes, where no kernel takes others."""
-    if not isinstance(value, kinds) or isinstance(value, _OTHERWISE):
+    if not isinstance(value, kinds) or isinstance(value, OTHERWISE):
         known = isinstance(value, (np.ndarray, ArraySpec))
         got = type(value).__name__ if known else show(value)
-        raise TypeError(f"{name} must be a NumPy array, got {got}{_instead(value)}")
+        raise TypeError(f"{name} must be a NumPy array, got {got}{instead(value)}")
     return native(array(value, name), name, allowed)
 
 
@@ -87,53 +52,6 @@ def gram(value: Any, name: str, columns: int) -> Array:
     if (least := np.diag(x).min(initial=0)) < 0:
         raise ValueError(f"{name} must have sums of squares on its diagonal, got {least}")
     return x
-
-
-def device_array(value: Any, name: str) -> Array | None:
-    """An array on a GPU, of whatever library, described for kernels; None if it is none."""
-    if not on_device(value):
-        return None
-    try:
-        describe = _describe()
-    except ImportError as error:
-        raise type(error)(f"{name} is an array on a GPU: {error}", name=error.name) from None
-    found = describe(value)
-    if getattr(value, "is_cuda", None) is True:
-        _tensors.add(type(value))
-    return found
-
-
-#: Classes of tensors of which some have been on a GPU.
-_tensors: set[type] = set()
-
-
-@cache
-def _describe() -> Callable[[Any], Array]:
-    from npquant.cuda.arrays import device
-
-    return device
-
-
-def on_device(value: Any) -> bool:
-    """Whether `value` is an array on a GPU."""
-    kind = type(value)
-    if kind in _HOST or issubclass(kind, type):
-        return False
-    if kind.__name__ in ("DeviceArray", "FakeCUDAArray"):
-        return True
-    found = getattr(value, "is_cuda", None)
-    return found is True or (found is None and _has_device_memory(value))
-
-
-_HOST = (np.ndarray, ArraySpec, float, int, list, tuple, bool, np.memmap, type(None))
-_CUDA = 2, 13  # what DLPack calls memory of CUDA devices, and managed memory
-
-
-def _has_device_memory(value: Any) -> bool:
-    if hasattr(value, "__cuda_array_interface__"):
-        return True
-    kind = getattr(value, "__dlpack_device__", None)
-    return kind is not None and not isinstance(value, np.generic) and kind()[0] in _CUDA
 
 
 def floats(value: Any, name: str = "input", out: Any = None) -> Array:
@@ -212,23 +130,15 @@ def output(
     `out` may be `x`, the argument `data`, and must not overlap the `others`, which have `names` and
     are as they were given: what they were converted to lies elsewhere.
     """
-    if out is None and type(x) is np.ndarray:
-        if x.flags.c_contiguous:
-            return np.empty(x.shape, dtype)
-        if x.flags.f_contiguous:
-            return np.empty(x.shape, dtype, "F")
-        # As x lies in memory, if it has no gaps: so does PyTorch.
-        return np.empty(x.shape, dtype) if memory_order(x) is None else np.empty_like(x, dtype)
-    shape = x.shape
     if out is None:
-        return ArraySpec(shape, dtype) if type(x) is ArraySpec else x.new_alike(dtype).owner
+        return alike(x, dtype)
     if _fits(out, x, dtype, others):
         return out
     y = place(out, "out")
     if y.dtype != dtype:
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
-    if y.shape != shape:
-        raise ValueError(f"out must have the shape {shape}, got {y.shape}")
+    if y.shape != x.shape:
+        raise ValueError(f"out must have the shape {x.shape}, got {y.shape}")
     together(x, y, "out", data)
     if type(y) is not ArraySpec:
         writeable(y, "out")
@@ -236,7 +146,7 @@ def output(
     if type(y) is np.ndarray:
         for name, other in zip(names, others, strict=True):
             # What NumPy makes an array of may have memory, too.
-            _apart(other if type(other) in _HOST else np.asarray(other), name, y)
+            _apart(other if type(other) in HOST else np.asarray(other), name, y)
     elif type(y) is not ArraySpec:
         for name, other in zip(names, others, strict=True):
             if on_device(other) and array(other, name).overlaps(y):

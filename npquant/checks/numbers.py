@@ -10,10 +10,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from npquant.checks.arrays import ARRAYS, Array, array, native
+from npquant.arrays import array
+from npquant.checks.arrays import native
 from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, bool_, float32, float64, int32
 from npquant.errors import show
 from npquant.meta import ArraySpec
+from npquant.owners import ARRAYS, Array
 
 # Between these, a number rounds to a positive finite float32.
 _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127

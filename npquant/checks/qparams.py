@@ -8,22 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from npquant import arrays, dtypes  # no names from arrays, which may be half imported
-from npquant.checks.arrays import (
-    ARRAYS,
-    Array,
-    array,
-    device_array,
-    floats,
-    native,
-    on_device,
-    together,
-)
+from npquant import arrays, dtypes
+from npquant.arrays import array, device_array
+from npquant.checks.arrays import floats, native, together
 from npquant.checks.numbers import ONE, scale_float32, scale_in, single_number, zero_point_number
 from npquant.cpu.checks import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
 from npquant.meta import ArraySpec
+from npquant.owners import ARRAYS, Array, on_device
 
 #: Integer zero points up to here keep codes of 16 bits within what `rounded_code` rounds.
 SMALL_ZERO_POINT = 2**20

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npquant.checks.arrays import device_array
 from npquant.cuda import target
-from npquant.cuda.arrays import KINDS, DeviceArray, device, memory, watch
+from npquant.cuda.arrays import KINDS, DeviceArray, device, memory
 from npquant.cuda.target import flattened, sizes
 from npquant.cuda.vectors import ACCESS
+from npquant.cuda.watch import watch
+from npquant.owners import on_device
 
 #: Calls that are remembered; all are forgotten then.
 MOST = KINDS
@@ -207,8 +208,7 @@ def _described(argument: Any) -> Any:
         return argument
     if getattr(argument, "is_cuda", None) is True:
         return device(argument)
-    found = device_array(argument, "argument")
-    return argument if found is None else found
+    return device(argument) if on_device(argument) else argument
 
 
 def _key(itself: Any, there: list[Any]) -> tuple[Any, ...] | None:

@@ -1,13 +1,12 @@
 """Device arrays of every library, described for kernels; results made by the library of the input.
 
-Nothing here waits for the device, and only what makes Numba's arrays asks for numba.cuda.
+Nothing here waits for the device but what copies to it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,23 +17,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numba import config
 
+from npquant.cuda import target
+from npquant.cuda.target import SIMULATED
+from npquant.cuda.watch import watch
 from npquant.layout import dense_strides, order_of_strides
-
-SIMULATED: bool = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
 
 #: Kinds of arrays that are remembered.
 KINDS = 4096
-
-
-class _Watch(threading.local):
-    """Of each thread, what is told of new arrays and of launches; see again.py."""
-
-    recording: Any = None
-
-
-watch = _Watch()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -312,19 +302,22 @@ class Interface(Library):
     def address(self, value: Any) -> int:
         return int(value.device_ctypes_pointer.value or 0)
 
-    def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
-        from npquant.cuda.target import cuda, make_ready
-
-        make_ready()
+    def empty(self, like: DeviceArray | None, shape: Any, dtype: Any, strides: Any) -> Any:
+        target.make_ready()
         # The array says on which stream it is written, and what reads it asks it for that.
         handle = 0 if like is None else like.stream()
-        on = cuda.external_stream(handle) if handle else 0
-        return cuda.cudadrv.devicearray.DeviceNDArray(shape, strides, dtype, stream=on)
+        on = target.cuda.external_stream(handle) if handle else 0
+        made = target.cuda.cudadrv.devicearray.DeviceNDArray
+        return made(shape, strides, dtype, stream=on)
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
-        from npquant.cuda.transfer import to_device
-
-        return to_device(a)
+        x = np.ascontiguousarray(a).reshape(a.shape)
+        y = self.empty(None, x.shape, x.dtype, x.strides)
+        if x.size:
+            target.checked(target.driver.cuMemcpyHtoD(self.address(y), x.ctypes.data, x.nbytes))
+            # Of memory that is not pinned, it may return before all has arrived.
+            target.checked(target.driver.cuStreamSynchronize(0))
+        return y
 
     def stream(self, a: DeviceArray) -> int:
         found = getattr(a.owner, "__cuda_array_interface__", {})
@@ -343,14 +336,10 @@ class Simulator(Library):
         return int(value._ary.ctypes.data)
 
     def empty(self, like: DeviceArray, shape: Any, dtype: Any, strides: Any) -> Any:
-        from npquant.cuda.target import FakeCUDAArray
-
-        return FakeCUDAArray(np.ndarray(shape, dtype, strides=strides))
+        return target.FakeCUDAArray(np.ndarray(shape, dtype, strides=strides))
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
-        from npquant.cuda.target import FakeCUDAArray
-
-        return FakeCUDAArray(a.copy())
+        return target.FakeCUDAArray(a.copy())
 
     def stream(self, a: DeviceArray) -> int:
         return 0
@@ -371,6 +360,8 @@ _torch = cache(Torch)
 _cupy = cache(CuPy)
 _interface = Interface()
 _simulator = Simulator()
+#: What makes arrays for those who have no other library: Numba.
+OWN: Any = _simulator if SIMULATED else _interface
 
 
 def _library(value: Any) -> Any:

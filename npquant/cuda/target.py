@@ -22,7 +22,7 @@ import numpy as np
 from numba import config, types
 
 from npquant.cpu.storage import TYPES
-from npquant.cuda.arrays import watch
+from npquant.cuda.watch import watch
 
 
 @contextmanager

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks
 from npquant.cuda import target
-from npquant.cuda.arrays import Interface, Simulator, device
+from npquant.cuda.arrays import OWN, device
 from npquant.cuda.walk import packed
-
-_library: Any = Simulator() if target.SIMULATED else Interface()
+from npquant.owners import named, of_numpy, on_device
 
 
 def to_device(array: np.ndarray[Any, Any]) -> Any:
@@ -40,18 +38,10 @@ def to_device(array: np.ndarray[Any, Any]) -> Any:
     -----
     The copy is complete when the function returns.
     """
-    x = checks.array(array, "array")
-    if type(x) is not np.ndarray:
-        raise TypeError(f"array must be a NumPy array, got {type(array).__name__}")
-    x = np.ascontiguousarray(x).reshape(x.shape)
-    y = _library.empty(None, x.shape, x.dtype, x.strides)
-    if target.SIMULATED:
-        y._ary[...] = x
-    elif x.size:
-        target.checked(target.driver.cuMemcpyHtoD(device(y).pointer, x.ctypes.data, x.nbytes))
-        # Of memory that is not pinned, it may return before all has arrived.
-        target.checked(target.driver.cuStreamSynchronize(0))
-    return y
+    x = of_numpy(array)
+    if x is None:
+        raise TypeError(f"array must be a NumPy array, got {named(array)}")
+    return OWN.upload(None, x)
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
@@ -80,7 +70,7 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     -----
     Waits for what the array's stream has still to do.
     """
-    if not checks.on_device(array):
+    if not on_device(array):
         raise TypeError(f"array must be an array on a GPU, got {type(array).__name__}")
     x = packed(device(array))
     y = np.empty(x.shape, x.dtype)

@@ -11,9 +11,9 @@ import numpy as np
 
 from npquant.arrays import kind, on_host
 from npquant.autograd import Parameter, call
-from npquant.checks import on_device
 from npquant.dtypes import REALS, names
 from npquant.errors import show
+from npquant.owners import on_device
 from npquant.state import remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, repeated
+from npquant.owners import Array, on_device
 
 
 def adaround_init(
@@ -608,7 +608,7 @@ def adaround_regularizer_backward(
     """
     v = alone(V, out)
     b = checks.at_least(beta, "beta", 1.0, type(v), checks.BEYOND[v.dtype])
-    there = checks.on_device(weight)  # the gradient of a sum that is there too
+    there = on_device(weight)  # the gradient of a sum that is there too
     w = weight if there else checks.finite(weight, "weight", type(v), checks.BEYOND[v.dtype])
     if type(v) is not np.ndarray:
         done = _on_gpu(type(v))[1](v, b, w, out)
@@ -726,7 +726,7 @@ def _qparams(
 def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
     """Scales in the precision of the computation."""
     double = x.dtype == dtypes.float64
-    if not shapes and checks.on_device(scale):
+    if not shapes and on_device(scale):
         shapes = checks.ONE
     if not shapes:
         return checks.scale_in(dtypes.compute(x.dtype), scale, kind=type(x))
@@ -736,7 +736,7 @@ def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
 
 
 def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: int) -> Any:
-    if not shapes and checks.on_device(zero_point):
+    if not shapes and on_device(zero_point):
         shapes = checks.ONE
     if not shapes:
         return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))

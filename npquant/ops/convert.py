@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from npquant import backend, checks, dtypes
-from npquant.checks import Array
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import repeated
+from npquant.owners import Array, on_device
 
 _FLOATING: frozenset[dtypes.DType] = dtypes.FLOATS | dtypes.FLOAT8
 _CONVERTIBLE: frozenset[dtypes.DType] = dtypes.REALS | _FLOATING | {dtypes.bool_}
@@ -72,17 +72,17 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     array([300. ,  -1.5,   nan], dtype=float16)
     """
     x = checks.array(input, "input")
-    on_device = checks.on_device(x)
-    x = checks.native(x, "input", _CONVERTIBLE if on_device else _CONVERTIBLE | _COMPLEX, out)
+    there = on_device(x)
+    x = checks.native(x, "input", _CONVERTIBLE if there else _CONVERTIBLE | _COMPLEX, out)
     target = dtypes.canonical(dtype, "dtype", _CONVERTIBLE)
     if target not in _CONVERTIBLE:
         raise TypeError(f"dtype must be one of {dtypes.names(_CONVERTIBLE)}, got {target}")
-    if on_device and (done := _on_gpu(type(x), target)(x, out)) is not None:
+    if there and (done := _on_gpu(type(x), target)(x, out)) is not None:
         return done
     y = checks.output(out, x, target)
     if isinstance(x, ArraySpec):
         return y
-    if on_device:
+    if there:
         backend.of(x).convert(x, y)
         return y
     if target == np.bool_:

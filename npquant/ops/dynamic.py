@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, checks, dtypes
-from npquant.checks import Array
 from npquant.ops.fast_path import Dynamic, fast_dynamic
 from npquant.ops.qparams import (
     choose_qparams_per_token,
@@ -16,6 +15,7 @@ from npquant.ops.qparams import (
     of_tokens,
 )
 from npquant.ops.quantize import quantize_per_token
+from npquant.owners import Array
 
 
 def quantize_per_token_dynamic(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path, repeated
+from npquant.owners import Array
 
 #: Of zero points on a GPU.
 _INTEGERS = dtypes.int32, dtypes.int64

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npquant import checks, cpu, dtypes
-from npquant.checks import Array
 from npquant.cpu import dynamic, strided
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
@@ -26,6 +25,7 @@ from npquant.cpu.walk import PIECE, contiguous, plain
 from npquant.dtypes import DType
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 from npquant.meta import ArraySpec
+from npquant.owners import Array
 
 _INT32, _BOOL = dtypes.int32, dtypes.bool_
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but

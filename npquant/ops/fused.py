@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import FastPath, fast_rows, fast_step, usual_state
+from npquant.owners import Array, on_device
 
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
@@ -372,7 +372,7 @@ def _state(
 ) -> Array:
     """An array that is updated in place."""
     p = checks.place(value, name)
-    if type(p) is ArraySpec or checks.on_device(p) or checks.on_device(x):
+    if type(p) is ArraySpec or on_device(p) or on_device(x):
         checks.together(x, p, name)
     if p.dtype not in allowed:
         raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {p.dtype}")

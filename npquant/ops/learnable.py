@@ -10,10 +10,10 @@ from math import inf, prod
 from typing import Any
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.checks import Array
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import Form, fast_backward, fast_path, no_fast_path
+from npquant.owners import Array
 
 #: What `zero_point_rounding` may be.
 ZERO_POINT_ROUNDINGS = ("pytorch", "nearest")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.checks import Array
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import FastPath, fast_choice, fast_choice_of_range, no_fast_path
+from npquant.owners import Array
 
 #: The dtypes of scales and zero points, where they are not those of the input.
 _RESULTS = dtypes.float64, dtypes.int64

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.checks import Array
 from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path
+from npquant.owners import Array, on_device
 
 
 def quantize_per_tensor(
@@ -225,7 +225,7 @@ def dequantize_per_tensor(
     precision = dtypes.compute(result)
     s, z = _numbers(q, scale, zero_point, precision)
     z = _rounded_once(z, precision)
-    s = arrays.cast(s, precision) if checks.on_device(s) else s
+    s = arrays.cast(s, precision) if on_device(s) else s
     y = checks.output(out, q, result, checks.QPARAM, (scale, zero_point))
     _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
     return y
@@ -1017,7 +1017,7 @@ def _qparams_or_none(
     if zero_points is not None:
         return checks.kept_qparams(scales, zero_points, shapes, q)
     s = checks.scales(scales, "scales", shapes, q)
-    return s, 0 if checks.on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
+    return s, 0 if on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
 
 
 def _by_division(target: dtypes.DType) -> str:
@@ -1110,7 +1110,7 @@ def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
     code = "float32"
     if q.dtype in dtypes.FLOAT8 and type(z) is not int and z.dtype in dtypes.FLOATS:
         z = arrays.cast(z, dtypes.promote(z.dtype, dtypes.float32))  # as which the codes count
-    if checks.on_device(q):
+    if on_device(q):
         # Integers stay integers, of which the difference is exact; nobody looks how large they are.
         if q.dtype in dtypes.FLOAT8:
             if type(z) is not int and z.dtype.kind == "i":

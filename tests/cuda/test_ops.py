@@ -12,7 +12,8 @@ from every_kernel import TRUTHS
 from npquant import cuda
 from npquant.checks.calls import forget
 from npquant.cuda import loops, target
-from npquant.cuda.arrays import SIMULATED, device
+from npquant.cuda.arrays import device
+from npquant.cuda.target import SIMULATED
 from test_layouts import DENSE, LAYOUTS, relaid
 from twins import at_once, given
 
