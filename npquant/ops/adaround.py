@@ -14,7 +14,7 @@ import numpy as np
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, repeated
+from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, repeated
 from npquant.owners import Array, on_device
 
 
@@ -289,15 +289,16 @@ def adaround_soft_backward(
     """
     x = checks.floats(input, out=out)
     g, v = checks.same(grad, "grad", x, out=out), _decider(V, x, out)
-    granularity, shapes, constants, names, at_once = _plan(
+    form, at_once = _plan(
         "adaround_soft_backward", x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size
     )
     done = at_once((g, x, v), scale, zero_point, out)
     if done is not None:
         return done[0]
-    s, z = _qparams(x, scale, zero_point, shapes, constants)
-    y = checks.output(out, x, v.dtype, _GRADIENT, (g, v, scale, zero_point))
-    backend.of(x).adaround_soft_backward(granularity, (g, x, v), s, z, constants, names, y)
+    s, z = _qparams(x, scale, zero_point, form)
+    y = checks.output(out, x, v.dtype, form.names, (g, v, scale, zero_point))
+    run = backend.of(x).adaround_soft_backward
+    run(form.granularity, (g, x, v), s, z, form.constants, form.precision, y)
     return y
 
 
@@ -670,19 +671,12 @@ def _granularity(
     return granularity, shapes
 
 
-#: Granularity, shapes of qparams, constants and their precision, and what does it all at once if it
-#: can.
-_Plan = tuple[
-    Granularity, checks.Shapes, tuple[int, int, int], tuple[str, str, str], FastPath
-]  # fmt: skip
-
-
 @checks.remembered
 def _plan(
     kernel: str, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any,
     quant_max: Any, axis: Any, group_size: Any, target: dtypes.DType | None = None,
-) -> _Plan:  # fmt: skip
-    """As `_granularity`, with constants, the last of them what a NaN becomes among codes."""
+) -> Plan:  # fmt: skip
+    """The form, and what does it all at once if it can."""
     if target is not None:
         checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
@@ -694,8 +688,8 @@ def _plan(
     kinds = kinds if shapes else kinds + PYTHON_NUMBERS
     backward = kernel == "adaround_soft_backward"
     form = Form(
-        kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes or checks.ONE,
-        constants, (name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
+        kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes, constants,
+        (name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
         _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
 
@@ -709,13 +703,12 @@ def _plan(
             kernel, x, v, s, z, quant_min, quant_max, axis, group_size, out, target
         ), None
 
-    return granularity, shapes, constants, (name, name, name), fast_path(kind, form, anew)
+    # A scale of one element is a number, but need not be made one.
+    return form, fast_path(kind, form._replace(shapes=shapes or checks.ONE), anew)
 
 
-def _qparams(
-    x: Array, scale: Any, zero_point: Any, shapes: checks.Shapes, constants: tuple[int, int, int]
-) -> tuple[Any, Any]:
-    lo, hi, _ = constants
+def _qparams(x: Array, scale: Any, zero_point: Any, form: Form) -> tuple[Any, Any]:
+    shapes, (lo, hi, _) = form.shapes, form.constants
     if shapes and x.dtype != dtypes.float64:
         found = checks.usual(scale, zero_point, shapes, checks.LOOK_AT_CODES, lo, hi, x)
         if found is not None:
@@ -756,13 +749,14 @@ def _rounded(
 ) -> Array:  # fmt: skip
     x = checks.floats(input, out=out)
     v = _decider(V, x, out)
-    granularity, shapes, constants, names, at_once = _plan(
+    form, at_once = _plan(
         kernel, x.shape, x.dtype, type(x), quant_min, quant_max, axis, group_size, target
     )
     done = at_once((x, v), scale, zero_point, out)
     if done is not None:
         return done[0]
-    s, z = _qparams(x, scale, zero_point, shapes, constants)
-    y = checks.output(out, x, target or x.dtype, _ALL, (v, scale, zero_point))
-    getattr(backend.of(x), kernel)(granularity, (x, v), s, z, constants, names, y)
+    s, z = _qparams(x, scale, zero_point, form)
+    y = checks.output(out, x, form.target, form.names, (v, scale, zero_point))
+    run = getattr(backend.of(x), kernel)
+    run(form.granularity, (x, v), s, z, form.constants, form.precision, y)
     return y

@@ -110,15 +110,13 @@ def _plan(
 ) -> tuple[Callable[..., Any], tuple[int, int], Dynamic]:
     """What chooses, the bounds of the codes, and what does it all at once."""
     symmetric = checks.switch(symmetric, "symmetric", kind)
-    _, results, kinds, how, _ = of_tokens(shape, dtype, kind, symmetric)
+    choice, _ = of_tokens(shape, dtype, kind, symmetric)
     if symmetric:
         choose, kernel = choose_qparams_per_token, "dynamic_per_token"
     else:
         choose, kernel = choose_qparams_per_token_asymmetric, "dynamic_per_token_asymmetric"
-    bounds, eps, _ = how
-    constants = checks.constants(*bounds, dtypes.int8)
     at_once = fast_dynamic(
-        kernel, kind, shape, dtype, bounds, eps, results, kinds, constants, dtypes.int8,
-        lambda x: quantize_per_token_dynamic(x, dtypes.int8, symmetric=symmetric),
+        kind, choice._replace(kernel=kernel), checks.constants(*choice.bounds, dtypes.int8),
+        dtypes.int8, lambda x: quantize_per_token_dynamic(x, dtypes.int8, symmetric=symmetric),
     )  # fmt: skip
-    return choose, bounds, at_once
+    return choose, choice.bounds, at_once

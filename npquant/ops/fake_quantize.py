@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path, repeated
+from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, no_fast_path, repeated
 from npquant.owners import Array
 
 #: Of zero points on a GPU.
@@ -282,9 +281,7 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     (array([-9. , -0.6,  1.4], dtype=float32), array([ True,  True,  True]))
     """
     x = checks.floats(input)
-    constants, names, kernel, at_once = _tensor(
-        True, True, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
-    )
+    form, at_once = _tensor(True, True, x.shape, x.dtype, type(x), quant_min, quant_max, rounding)
     enabled = checks.switch(fake_quant_enabled, "fake_quant_enabled", type(x))
     if enabled and (done := at_once(x, scale, zero_point, None)) is not None:
         return done
@@ -293,16 +290,17 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         z = z if type(z) is int else arrays.cast(z, dtypes.int32)
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
+    names, (lo, hi, _) = form.precision, form.constants
     if type(z) is not int:  # on a GPU, where nobody looks how large it is
         names = names[0], "wide", "wide"
     elif z > dtypes.EXACT32 or z < -dtypes.EXACT32:
-        names = dtypes.affine_precision(x.dtype, *constants[:2], z)
+        names = dtypes.affine_precision(x.dtype, lo, hi, z)
     y, mask = checks.output_and_mask(x, True)
     lib = backend.of(x)
     if not enabled:
         lib.copy(x, y, mask)
         return y, mask
-    getattr(lib, kernel)(layout.PER_TENSOR, x, s, z, constants, names, y, mask)
+    getattr(lib, form.kernel)(form.granularity, x, s, z, form.constants, names, y, mask)
     return y, mask
 
 
@@ -880,21 +878,21 @@ def _per_tensor(
     masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input, out=out)
-    constants, names, kernel, at_once = _tensor(
+    form, at_once = _tensor(
         False, masked, x.shape, x.dtype, type(x), quant_min, quant_max, rounding
     )
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done
-    lo, hi, _ = constants
+    lo, hi, _ = form.constants
     if checks.any_on_device(x, scale, zero_point):
         s, z = _device_qparams(x, scale, zero_point, lambda v: checks.zero_point_inside(v, lo, hi))
     else:
         s = checks.scale_float32(scale, kind=type(x))
         z = checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
-    run, given = getattr(backend.of(x), kernel), out is not None
-    run(layout.PER_TENSOR, x, s, z, constants, names, y, mask, given=given)
+    run, given = getattr(backend.of(x), form.kernel), out is not None
+    run(form.granularity, x, s, z, form.constants, form.precision, y, mask, given=given)
     return y, mask
 
 
@@ -911,8 +909,8 @@ def _device_qparams(
 def _tensor(
     in_arrays: bool, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type,
     quant_min: Any, quant_max: Any, rounding: Any,
-) -> tuple[tuple[int, int, int], tuple[str, str, str], str, FastPath]:  # fmt: skip
-    """The constants and their precision, the kernel, and what does it all at once if it can.
+) -> Plan:  # fmt: skip
+    """The form, and what does it all at once if it can.
 
     Of qparams in arrays, the zero point may be any integer.
     """
@@ -935,41 +933,34 @@ def _tensor(
             )
         return _per_tensor(x, s, z, lo, hi, rounding, masked, out)
 
-    return constants, names, kernel, fast_path(kind, form, anew)
+    return form, fast_path(kind, form, anew)
 
 
 @checks.remembered
 def _channels(
     kernel: str, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any,
     quant_min: Any, quant_max: Any, rounding: Any,
-) -> tuple[
-    Granularity, checks.Shapes, tuple[int, ...], tuple[str, ...], bool, FastPath
-]:  # fmt: skip
-    """The granularity, shapes of qparams, constants and their precision, and whether to divide.
-
-    And what does it all at once if it can.
-    """
-    granularity, shapes = found = checks.channels(shape, axis)
+) -> Plan:  # fmt: skip
+    """The form, and what does it all at once if it can."""
+    found = checks.channels(shape, axis)
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
-    constants, names = (lo, hi, 0), dtypes.affine_precision(dtype, lo, hi)
-    divide, given = checks.divides(rounding), checks.QPARAM
-    at_once: FastPath = no_fast_path
+    names, given = dtypes.affine_precision(dtype, lo, hi), checks.QPARAM
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-dtypes.EXACT32, dtypes.EXACT32), checks.QPARAMS
+    form = Form(
+        kernel + "_by_division" * checks.divides(rounding), shape, dtype,
+        *found, (lo, hi, 0), names, dtype, dtypes.CODES, within, given, masked=masked,
+    )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, Any]:
         run = _decomposed if decomposed else _per_channel
         return run(x, s, z, axis, lo, hi, rounding, masked, out)
 
-    if kind is not np.ndarray or not decomposed or names[2] == "float32":
-        form = Form(
-            kernel + "_by_division" * divide, shape, dtype, *found, constants, names, dtype,
-            dtypes.CODES, within, given, masked=masked,
-        )  # fmt: skip
-        at_once = fast_path(kind, form, anew)
-    return granularity, shapes, constants, names, divide, at_once
+    if kind is np.ndarray and decomposed and names[2] != "float32":
+        return form, no_fast_path
+    return form, fast_path(kind, form, anew)
 
 
 def _per_channel(
@@ -977,38 +968,35 @@ def _per_channel(
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input, out=out)
-    granularity, shapes, constants, names, divide, at_once = _channels(
+    form, at_once = _channels(
         "fake_quantize_per_channel", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
         rounding,
     )  # fmt: skip
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done
-    lo, hi, _ = constants
-    lib = backend.of(x)
-    kernel = lib.fake_quantize_per_channel_by_division if divide else lib.fake_quantize_per_channel
-    qparams = checks.usual(scale, zero_point, shapes, checks.LOOK_AT_CODES, lo, hi, x)
+    kernel, names, (lo, hi, _) = form.kernel, form.precision, form.constants
+    qparams = checks.usual(scale, zero_point, form.shapes, checks.LOOK_AT_CODES, lo, hi, x)
     if qparams is None:
-        s = checks.scales_float32(scale, "scale", shapes, x)
-        z = checks.parameters(zero_point, "zero_point", shapes, x)
+        s = checks.scales_float32(scale, "scale", form.shapes, x)
+        z = checks.parameters(zero_point, "zero_point", form.shapes, x)
         if z.dtype in dtypes.FLOATS:
             if z.dtype != dtypes.float16:
                 z = arrays.cast(z, dtypes.float32)
             checks.all_finite(z, "zero_point")
-            names = ("float32", *("wide" if divide else "float64",) * 2)
-            if not divide:
-                half = z.dtype == dtypes.float16
-                kernel = (
-                    lib.fake_quantize_half_zero_point if half
-                    else lib.fake_quantize_float_zero_point
-                )  # fmt: skip
+            if checks.divides(rounding):
+                names = "float32", "wide", "wide"
+            else:
+                half, names = z.dtype == dtypes.float16, ("float32", "float64", "float64")
+                kernel = f"fake_quantize_{'half' if half else 'float'}_zero_point"
         else:
             checks.in_range(z, "zero_point", lo, hi)
             z = checks.int32s(z, "zero_point")
         qparams = s, z
     s, z = qparams
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
-    kernel(granularity, x, s, z, constants, names, y, mask, given=out is not None)
+    run, given = getattr(backend.of(x), kernel), out is not None
+    run(form.granularity, x, s, z, form.constants, names, y, mask, given=given)
     return y, mask
 
 
@@ -1017,30 +1005,30 @@ def _decomposed(
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input, out=out)
-    granularity, shapes, constants, names, divide, at_once = _channels(
+    form, at_once = _channels(
         "fake_quantize_decomposed", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
         rounding,
     )  # fmt: skip
     done = at_once(x, scales, zero_points, out)
     if done is not None:
         return done
-    double, qparams, kernel = x.dtype == dtypes.float64, None, "fake_quantize_decomposed"
-    if names[2] == "float32":
-        end = dtypes.EXACT32
-        qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, -end, end, x)
+    double, qparams, kernel = x.dtype == dtypes.float64, None, form.kernel
+    shapes = form.shapes
+    if form.precision[2] == "float32":
+        qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, *form.within, x)
     if qparams is None:
-        kernel += "_wide"
+        kernel = kernel.replace("decomposed", "decomposed_wide")
         s = checks.scales_float32(scales, "scales", shapes, x)
         if double:
             s = arrays.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
         z = checks.parameters(zero_points, "zero_points", shapes, x)
         qparams = s, checks.int32s(z, "zero_points")
     s, z = qparams
-    run = getattr(backend.of(x), kernel + "_by_division" * divide)
+    run = getattr(backend.of(x), kernel)
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAMS, (scales, zero_points))
     code = "float64" if double else "float32"
     names, given = ("float32", code, code), out is not None
-    run(granularity, x, s, z, constants, names, y, mask, given=given)
+    run(form.granularity, x, s, z, form.constants, names, y, mask, given=given)
     return y, mask
 
 

@@ -27,7 +27,7 @@ from npquant.layout import Granularity, dense_strides, memory_order, order_of_st
 from npquant.meta import ArraySpec
 from npquant.owners import Array
 
-_INT32, _BOOL = dtypes.int32, dtypes.bool_
+_BOOL = dtypes.bool_
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but
 #: have other hashes: sets tell them apart, and tuples do not.
 _NUMBERS = float, int
@@ -172,7 +172,7 @@ def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
 
 
 class Form(NamedTuple):
-    """What of a call of an elementwise op does not depend on its data."""
+    """What of a call of an elementwise op, or of a backward, does not depend on its data."""
 
     #: The kernel's name.
     kernel: str
@@ -183,7 +183,7 @@ class Form(NamedTuple):
     #: That arrays of qparams may have; if there is none, those of one element count as numbers.
     shapes: checks.Shapes
     #: Those of the kernel, and the types of a scale, of a zero point and of them, as `Elementwise`
-    #: takes both.
+    #: takes both. Of codes the last constant is what a NaN becomes.
     constants: tuple[Any, ...]
     precision: tuple[str, str, str]
     #: The dtype of the result.
@@ -201,6 +201,10 @@ class Form(NamedTuple):
     #: Whether results are written past the caches, where large arrays are given for them. In new
     #: memory they are not, as the system has just cleared it by way of the caches.
     past: bool = False
+
+
+#: Of an op: what the long way is told, and what does it all at once if it can.
+Plan = tuple[Form, FastPath]
 
 
 def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
@@ -345,24 +349,16 @@ def repeated(
     return found
 
 
-def fast_backward(
-    kernel: str,
-    kind: type,
-    shape: tuple[int, ...],
-    dtype: DType,
-    granularity: Granularity,
-    shapes: checks.Shapes,
-    constants: tuple[Any, ...],
-    code: str,
-    anew: Backward,
-) -> Backward:
+def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
     """The same of learned qparams: of (gradient, input) and qparams, to the gradients."""
+    dtype, shape, shapes = form.target, form.shape, form.shapes
     n, run = prod(shape), None
     if kind is np.ndarray:
-        run = getattr(cpu, kernel).at_once(granularity, shape, dtype, code)
+        of = getattr(cpu, form.kernel)
+        run = of.at_once(form.granularity, shape, dtype, form.precision[2])
     if run is None:
         return repeated(kind, anew, 1)
-    lo, hi, factor = map(float, constants)
+    lo, hi, factor = map(float, form.constants)
 
     def call(data: Any, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
         grad, x = data
@@ -393,24 +389,32 @@ def fast_backward(
     return call
 
 
-def fast_choice(
-    kernel: str,
-    kind: type,
-    shape: tuple[int, ...],
-    dtype: DType,
-    granularity: Granularity,
-    bounds: tuple[int, int],
-    eps: float,
-    middle: int,
-    precision: str,
-    results: tuple[int, ...],
-    kinds: tuple[DType, DType],
-    anew: Any = None,
-) -> FastPath:
-    """A function of data of this shape and dtype, to scales and zero points in `results`' shape.
+class Choice(NamedTuple):
+    """What of a choice of qparams does not depend on the data, or on the range."""
+
+    #: The kernel's name.
+    kernel: str
+    #: Of the data, or of the least values and of the greatest.
+    shape: tuple[int, ...]
+    dtype: DType
+    granularity: Granularity
+    #: Of the codes; the least scale, and the zero point of symmetric schemes.
+    bounds: tuple[int, int]
+    eps: float
+    middle: int
+    #: In which scales are computed.
+    precision: str
+    #: The shape of scales and zero points, and their dtypes.
+    results: tuple[int, ...]
+    kinds: tuple[DType, DType]
+
+
+def fast_choice(kind: type, choice: Choice, anew: Any = None) -> FastPath:
+    """A function of data, to scales and zero points.
 
     One kernel finds the range of each channel and chooses from it; None if it cannot.
     """
+    kernel, shape, dtype, granularity, bounds, eps, middle, precision, results, kinds = choice
     n = prod(shape)
     if kind is not np.ndarray or not few(granularity, n):
         return repeated(kind, anew)
@@ -425,9 +429,7 @@ def fast_choice(
         cut = granularity.layout(shape, order)
         if cut is None or not few(there := Granularity(*cut, None), n):
             return None
-        return fast_choice(
-            kernel, kind, lying, dtype, there, bounds, eps, middle, precision, results, kinds
-        )
+        return fast_choice(kind, choice._replace(shape=lying, granularity=there))
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
@@ -441,22 +443,13 @@ def fast_choice(
 
 
 def fast_dynamic(
-    kernel: str,
-    kind: type,
-    shape: tuple[int, ...],
-    dtype: DType,
-    bounds: tuple[int, int],
-    eps: float,
-    results: tuple[int, ...],
-    kinds: tuple[DType, DType],
-    constants: tuple[Any, ...],
-    target: DType,
-    anew: Dynamic,
+    kind: type, choice: Choice, constants: tuple[Any, ...], target: DType, anew: Dynamic
 ) -> Dynamic:
-    """A function of data of this shape and dtype, to the codes, scales and zero points of its rows.
+    """A function of data, to codes of their rows with qparams so chosen, and to these.
 
     One kernel does both with a row, and all is looked at when it is done; None if it cannot.
     """
+    kernel, shape, dtype, _, bounds, eps, _, _, results, kinds = choice
     n, inner = prod(shape), shape[-1] if shape else 1
     if dtype in dtypes.INTEGERS or kind is ArraySpec:
         return repeated(kind, anew)
@@ -505,10 +498,8 @@ def fast_dynamic(
     def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
         if order[-1] != len(order) - 1:  # rows are torn apart
             return None if n <= PIECE else no_fast_path
-        there = lying[:-1] + results[-1:]
-        at_once = fast_dynamic(
-            kernel, kind, lying, dtype, bounds, eps, there, kinds, constants, target, anew
-        )
+        there = choice._replace(shape=lying, results=lying[:-1] + results[-1:])
+        at_once = fast_dynamic(kind, there, constants, target, anew)
         back = np.argsort(order)
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
@@ -524,16 +515,13 @@ def fast_dynamic(
     return call
 
 
-def fast_choice_of_range(
-    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, bounds: tuple[int, int],
-    eps: float, middle: int, precision: str, kinds: tuple[DType, DType], anew: Any,
-) -> FastPath:  # fmt: skip
-    """The same of (least, greatest) values, if they are in order."""
+def fast_choice_of_range(kind: type, choice: Choice, anew: Any) -> FastPath:
+    """A function of (least, greatest) values, to scales and zero points, if these are in order."""
+    kernel, shape, dtype, _, bounds, eps, middle, precision, results, kinds = choice
     if kind is not np.ndarray or not 0 < prod(shape) < GRAIN:
         return repeated(kind, anew)
     compiled, key = getattr(cpu, kernel).in_order, (dtype, precision, *kinds)
     (lo, hi), (scales, zero_points) = bounds, kinds
-    results = shape or (1,)
 
     def call(ends: tuple[Array, Array]) -> tuple[Array, Array] | None:
         least, greatest = ends
@@ -567,12 +555,34 @@ def usual_state(low: Any, high: Any, scale: Any, zero_point: Any, shapes: checks
 _STATE = (2, 3, 4, 5)
 
 
-def fast_step(
-    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, shapes: checks.Shapes,
-    constant: float, bounds: tuple[int, int], eps: float, precision: tuple[str, str, str],
-    kinds: tuple[DType, ...], masked: bool, anew: Any = None,
-) -> FastPath:  # fmt: skip
+class Step(NamedTuple):
+    """What of a step of training does not depend on the data, or on the state."""
+
+    #: The kernel's name, and whether it is of a symmetric scheme.
+    kernel: str
+    symmetric: bool
+    #: Of the data.
+    shape: tuple[int, ...]
+    dtype: DType
+    granularity: Granularity
+    #: That arrays of the state may have, and the dtypes of zero points.
+    shapes: checks.Shapes
+    kinds: tuple[DType, ...]
+    #: The weight of what is new, the bounds of the codes, the least scale.
+    constant: float
+    bounds: tuple[int, int]
+    eps: float
+    #: Of a scale, a zero point and codes.
+    precision: tuple[str, str, str]
+    #: Whether there is a mask, too.
+    masked: bool
+
+
+def fast_step(kind: type, step: Step, anew: Any = None) -> FastPath:
     """A function of data, a switch and the state of one scale: a step of training in one kernel."""
+    (
+        kernel, _, shape, dtype, _, shapes, kinds, constant, bounds, eps, precision, masked
+    ) = step  # fmt: skip
     n, code = prod(shape), precision[2]
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
         return repeated(kind, anew, 0, _STATE)
@@ -599,21 +609,19 @@ def fast_step(
         return y, mask
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath:
-        return fast_step(
-            kernel, kind, lying, dtype, shapes, constant, bounds, eps, precision, kinds, masked
-        )
+        return fast_step(kind, step._replace(shape=lying))
 
     by_strides: dict[Any, FastPath] = ways(call, shape, dtype.itemsize, 2, turned, updated=True)
     return call
 
 
-def fast_rows(
-    kernel: str, kind: type, shape: tuple[int, ...], dtype: DType, granularity: Granularity,
-    shapes: checks.Shapes, constant: float, bounds: tuple[int, int], eps: float, code: str,
-    masked: bool, anew: Any,
-) -> FastPath:  # fmt: skip
+def fast_rows(kind: type, step: Step, anew: Any) -> FastPath:
     """The same with a scale for each row of contiguous data, in one pass over them."""
-    n, (channels, inner, _) = prod(shape), granularity
+    (
+        kernel, _, shape, dtype, granularity, shapes, kinds, constant, bounds, eps, precision,
+        masked,
+    ) = step  # fmt: skip
+    n, (channels, inner, _), code = prod(shape), granularity, precision[2]
     if (
         kind is not np.ndarray
         or n != channels * inner
@@ -631,7 +639,7 @@ def fast_rows(
             if n > PIECE:
                 return None
             return by_strides[x.strides](x, observing, low, high, scale, zero_point)
-        if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype is _INT32):
+        if not (usual_state(low, high, scale, zero_point, shapes) and zero_point.dtype in kinds):
             return None
         y, mask = _empty(shape, dtype), _empty(shape, _BOOL) if masked else None
         args = (channels, inner, x, observing, constant, low, high, lo, hi, eps, scale, zero_point,

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import FastPath, fast_rows, fast_step, usual_state
+from npquant.ops.fast_path import FastPath, Step, fast_rows, fast_step, usual_state
 from npquant.owners import Array, on_device
 
 #: The least scale, as a float32.
@@ -260,18 +259,21 @@ def _plan(
     per_row_fake_quant: Any,
     symmetric_quant: Any,
     masked: bool,
-) -> tuple[
-    Granularity, checks.Shapes, bool, float, tuple[int, int], tuple[str, str, str], bool, FastPath
-]:  # fmt: skip
-    """Granularity, shapes of the state, whether per row, weight, bounds, precision, symmetry.
-
-    And what does it all at once if it can.
-    """
+) -> tuple[Step, bool, FastPath]:
+    """The step, whether it is per row, and what does it all at once if it can."""
     c = checks.finite(averaging_const, "averaging_const", kind)
     bounds = _int32_bounds(quant_min, quant_max, kind)
     names = dtypes.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
-    kernel = "fused_fbgemm_symmetric" if symmetric else "fused_fbgemm"
+    per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant", kind)
+    step = Step(
+        "fused_fbgemm" + "_symmetric" * symmetric, symmetric, shape, dtype,
+        layout.whole(prod(shape)), checks.ONE, _ZERO_POINTS, c, bounds, SMALL_SCALE, names, masked,
+    )  # fmt: skip
+    if per_row:
+        a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
+        rows = layout.per_channel(shape, a)
+        step = step._replace(granularity=rows, shapes=((shape[a],),), kinds=_INT32)
 
     def anew(x: Array, observe: bool, a: Any, b: Any, s: Any, z: Any) -> tuple[Array, Any]:
         return _fused(
@@ -279,20 +281,7 @@ def _plan(
             per_row_fake_quant, symmetric_quant, masked,
         )  # fmt: skip
 
-    if checks.switch(per_row_fake_quant, "per_row_fake_quant", kind):
-        a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
-        rows, lengths = layout.per_channel(shape, a), ((shape[a],),)
-        at_once = fast_rows(
-            kernel, kind, shape, dtype, rows, lengths, c, bounds, SMALL_SCALE, names[2], masked,
-            anew,
-        )  # fmt: skip
-        return rows, lengths, True, c, bounds, names, symmetric, at_once
-    whole, shapes = layout.whole(prod(shape)), checks.ONE
-    at_once = fast_step(
-        kernel, kind, shape, dtype, shapes, c, bounds, SMALL_SCALE, names, _ZERO_POINTS, masked,
-        anew,
-    )  # fmt: skip
-    return whole, shapes, False, c, bounds, names, symmetric, at_once
+    return step, per_row, (fast_rows if per_row else fast_step)(kind, step, anew)
 
 
 def _fused(
@@ -301,7 +290,7 @@ def _fused(
     ch_axis: Any, per_row_fake_quant: Any, symmetric_quant: Any, masked: bool,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
-    granularity, shapes, per_row, c, bounds, names, symmetric, at_once = _plan(
+    step, per_row, at_once = _plan(
         x.shape, x.dtype, type(x), averaging_const, quant_min, quant_max, ch_axis,
         per_row_fake_quant, symmetric_quant, masked,
     )  # fmt: skip
@@ -311,7 +300,9 @@ def _fused(
         done = at_once(x, observe, running_min, running_max, scale, zero_point)
         if done is not None:
             return done
-    kinds = _INT32 if per_row else _ZERO_POINTS
+    (
+        kernel, symmetric, _, _, granularity, shapes, kinds, c, bounds, eps, precision, _
+    ) = step  # fmt: skip
     given = state = running_min, running_max, scale, zero_point
     usual = type(x) is np.ndarray and usual_state(*state, shapes[:1])
     if not (usual and zero_point.dtype in kinds):
@@ -329,14 +320,14 @@ def _fused(
         return y, mask
     lib = backend.of(x)
     if enabled and not per_row:
-        run = lib.fused_fbgemm_symmetric if symmetric else lib.fused_fbgemm
-        run(granularity, x, observe, c, low, high, bounds, SMALL_SCALE, s, z, names, y, mask)
+        run = getattr(lib, kernel)
+        run(granularity, x, observe, c, low, high, bounds, eps, s, z, precision, y, mask)
     elif enabled and observe:
         run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm
-        run(granularity, x, c, low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
+        run(granularity, x, c, low, high, bounds, eps, 0, "float32", s, z)
     elif enabled:
         run = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
-        run(low, high, bounds, SMALL_SCALE, 0, "float32", s, z)
+        run(low, high, bounds, eps, 0, "float32", s, z)
     elif observe:
         seen = [arrays.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)]
         lib.move(*seen, c, low, high)
@@ -347,7 +338,7 @@ def _fused(
     if not enabled:
         lib.copy(x, y, mask)
     elif per_row:
-        lib.fake_quantize_per_channel(granularity, x, s, z, (*bounds, 0), names, y, mask)
+        lib.fake_quantize_per_channel(granularity, x, s, z, (*bounds, 0), precision, y, mask)
     return y, mask
 
 

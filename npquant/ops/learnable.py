@@ -96,8 +96,7 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input, out=out)
-    plan = _per_tensor(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
-    *_, constants, names, _, at_once = plan
+    form, at_once = _per_tensor(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done[0]
@@ -106,8 +105,8 @@ def fake_quantize_learnable_per_tensor_affine(
     else:
         s, z = checks.learned_numbers(scale, zero_point, type(x))
     y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
-    kernel = backend.of(x).fake_quantize_learnable_per_tensor
-    kernel(layout.PER_TENSOR, x, s, z, constants, names, y, given=out is not None)
+    run, given = getattr(backend.of(x), form.kernel), out is not None
+    run(layout.PER_TENSOR, x, s, z, form.constants, form.precision, y, given=given)
     return y
 
 
@@ -820,11 +819,8 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
 # --- what they share --------------------------------------------------------------------------
 
 
-#: Granularity, shapes of qparams, constants, the names of precisions and of the kernel, and what
-#: does it all at once if it can.
-_Plan = tuple[
-    Granularity, checks.Shapes, tuple[int, int, float], tuple[str, str, str], str, Any
-]  # fmt: skip
+#: As `Plan`, of a backward too.
+_Plan = tuple[Form, Any]
 
 
 @checks.remembered
@@ -853,66 +849,67 @@ def _plan(
     *rounding: Any,
 ) -> _Plan:  # fmt: skip
     """The plan of a backward, if it says how it rounds; a forward only checks the factor."""
-    gradients = f"learnable_gradients{which or '_per_channel'}"
+    kernel = f"fake_quantize_learnable{which}"
+    if rounding:
+        kernel = f"learnable_gradients{which or '_per_channel'}"
     for option in rounding:
         if checks.option(option, "zero_point_rounding", ZERO_POINT_ROUNDINGS) == "nearest":
-            gradients += "_nearest"
+            kernel += "_nearest"
     bounds = checks.bounds_around_zero if rounding else checks.bounds
     lo, hi = bounds(quant_min, quant_max, kind)
     factor = checks.finite(grad_factor, "grad_factor", kind)
-    code = dtypes.precision(dtype, lo, hi)
-    names = "float32", "float32", code
+    form = Form(
+        kernel, shape, dtype, *found, (lo, hi, factor if rounding else 0.0),
+        ("float32", "float32", dtypes.precision(dtype, lo, hi)), dtype, dtypes.LEARNED,
+        (-inf, inf), checks.QPARAM,
+    )  # fmt: skip
+    told = form, no_fast_path
     if rounding:
-        constants = lo, hi, factor
-        told = *found, constants, names, gradients, no_fast_path
-        backward = fast_backward(
-            gradients, kind, shape, dtype, *found, constants, code,
-            lambda data, s, z: _backward(data[0], data[1], s, z, told),
-        )  # fmt: skip
-        return *told[:-1], backward
-    kernel, constants = f"fake_quantize_learnable{which}", (lo, hi, 0.0)
-    form = Form(kernel, shape, dtype, *found, constants, names, dtype, dtypes.LEARNED, (-inf, inf),
-                checks.QPARAM)  # fmt: skip
-    forward = *found, constants, names, kernel, no_fast_path
+        return form, fast_backward(
+            kind, form, lambda data, s, z: _backward(data[0], data[1], s, z, told)
+        )
 
     def anew(x: Array, scale: Any, zero_point: Any, out: Any) -> tuple[Array, None]:
         if which:
             return fake_quantize_learnable_per_tensor_affine(
                 x, scale, zero_point, lo, hi, factor, out=out
             ), None
-        return _forward(x, scale, zero_point, forward, out), None
+        return _forward(x, scale, zero_point, told, out), None
 
-    return *forward[:-1], fast_path(kind, form, anew)
+    return form, fast_path(kind, form, anew)
 
 
 def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Array:
-    granularity, shapes, constants, names, kernel, at_once = plan
+    form, at_once = plan
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done[0]
-    s, z = checks.learned_qparams(scale, zero_point, shapes, x)
+    s, z = checks.learned_qparams(scale, zero_point, form.shapes, x)
     y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
-    run = getattr(backend.of(x), kernel)
-    run(granularity, x, s, z, constants, names, y, given=out is not None)
+    run, given = getattr(backend.of(x), form.kernel), out is not None
+    run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
     return y
 
 
 def _backward(
     grad: Any, x: Array, scale: Any, zero_point: Any, plan: _Plan
 ) -> tuple[Array, Array, Array]:
-    done: tuple[Array, Array, Array] | None = plan[-1]((grad, x), scale, zero_point)
+    form, at_once = plan
+    done: tuple[Array, Array, Array] | None = at_once((grad, x), scale, zero_point)
     if done is not None:
         return done
-    granularity, shapes, constants, names, kernel, _ = plan
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
-    s, z = checks.learned_qparams(u, v, shapes, x)
+    s, z = checks.learned_qparams(u, v, form.shapes, x)
     y = checks.output(None, x, x.dtype)
     if type(x) is ArraySpec or x.size == 0:
         return y, arrays.full(x, u.shape, u.dtype, 0), arrays.full(x, v.shape, v.dtype, 0)
     a, b = u.dtype, v.dtype
     slope = arrays.new(x, u.shape, a if a in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
     shift = arrays.new(x, v.shape, b if b in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
-    run = getattr(backend.of(x), kernel)
-    run(granularity, g, x, s, z, constants, names[2], y, arrays.flat(slope), arrays.flat(shift))
+    run, code = getattr(backend.of(x), form.kernel), form.precision[2]
+    run(
+        form.granularity, g, x, s, z, form.constants, code, y, arrays.flat(slope),
+        arrays.flat(shift),
+    )  # fmt: skip
     return y, arrays.rounded_once(slope, a), arrays.rounded_once(shift, b)

@@ -11,7 +11,13 @@ import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import FastPath, fast_choice, fast_choice_of_range, no_fast_path
+from npquant.ops.fast_path import (
+    Choice,
+    FastPath,
+    fast_choice,
+    fast_choice_of_range,
+    no_fast_path,
+)
 from npquant.owners import Array
 
 #: The dtypes of scales and zero points, where they are not those of the input.
@@ -173,7 +179,7 @@ def _choose(
 ) -> tuple[Array, Array]:
     x = checks.floats(input)
     least = checks.least_scale(eps, type(x))
-    scheme, at_once = _proper(
+    choice, at_once = _proper(
         x.shape, x.dtype, type(x), quant_min, quant_max, least, dtypes.target(dtype), qscheme
     )
     done = at_once(x)
@@ -182,7 +188,7 @@ def _choose(
     if x.size == 0:
         raise ValueError(f"input must have elements, got shape {x.shape}")
     mn, mx = backend.of(x).minmax(layout.whole(x.size), x)
-    return _determine(mn, mx, scheme, least, False, x)
+    return _chosen(mn, mx, choice, x)
 
 
 def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -246,9 +252,9 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     """
     x = checks.real(input)
     dtypes.of_tokens(dtype)
-    plan = of_tokens(x.shape, x.dtype, type(x), True)
-    done = plan[-1](x)
-    return _choose_per_token(x, plan, True) if done is None else done
+    choice, at_once = of_tokens(x.shape, x.dtype, type(x), True)
+    done = at_once(x)
+    return _choose_per_token(x, choice, True) if done is None else done
 
 
 def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array, Array]:
@@ -313,9 +319,9 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     """
     x = checks.real(input)
     dtypes.target(dtype)
-    plan = of_tokens(x.shape, x.dtype, type(x), False)
-    done = plan[-1](x)
-    return _choose_per_token(x, plan, False) if done is None else done
+    choice, at_once = of_tokens(x.shape, x.dtype, type(x), False)
+    done = at_once(x)
+    return _choose_per_token(x, choice, False) if done is None else done
 
 
 def determine_qparams(
@@ -411,7 +417,7 @@ def determine_qparams(
     if mn.ndim > 1:
         raise ValueError(f"min_val must have at most one axis, got shape {mn.shape}")
     least = checks.least_scale(eps, type(mn))
-    scheme, at_once = _with_steps(
+    choice, at_once = _with_steps(
         mn.shape, mn.dtype, type(mn), quant_min, quant_max, least, dtypes.target(dtype),
         has_customized_qrange, qscheme,
     )  # fmt: skip
@@ -429,7 +435,7 @@ def determine_qparams(
         raise ValueError(
             f"min_val must not exceed max_val, got {low[i]} and {high[i]} at index {i}"
         )
-    return _determine(low, high, scheme, least, mn.ndim == 1, mn)
+    return _chosen(low, high, choice, mn)
 
 
 def _unset(mn: Array) -> tuple[Array, Array]:
@@ -440,28 +446,22 @@ def _unset(mn: Array) -> tuple[Array, Array]:
 # --- what they share --------------------------------------------------------------------------
 
 
-#: The name of a kernel, the bounds of its codes, and the zero point of symmetric schemes.
-_Scheme = tuple[str, tuple[int, int], int]
-
-
-def _determine(
-    least: Array, greatest: Array, scheme: _Scheme, eps: float, vector: bool, x: Array
-) -> tuple[Array, Array]:
-    """The kernel of a scheme, on checked arguments.
-
-    A range without axes does not promote the float32 `eps` that it meets; a vector does.
-    """
-    name, bounds, middle = scheme
-    precision, eps = _precision(x.dtype, vector, eps)
-    shape = (x.size if vector else 1,)
-    scale, z = arrays.new(x, shape, dtypes.float64), arrays.new(x, shape, dtypes.int64)
-    choose = getattr(backend.of(x), name)
-    choose(least, greatest, bounds, eps, middle, precision, scale, z)
+def _chosen(least: Array, greatest: Array, choice: Choice, x: Array) -> tuple[Array, Array]:
+    """What the kernel chooses, on checked arguments: arrays of the kind of `x`."""
+    scale, z = (arrays.new(x, choice.results, kind) for kind in choice.kinds)
+    choose = getattr(backend.of(x), choice.kernel)
+    choose(
+        least, greatest, choice.bounds, choice.eps, choice.middle, choice.precision,
+        arrays.flat(scale), arrays.flat(z),
+    )  # fmt: skip
     return scale, z
 
 
 def _precision(dtype: dtypes.DType, vector: bool, eps: float) -> tuple[str, float]:
-    """The precision of scales, and `eps` in it: the float32 that PyTorch makes of it."""
+    """The precision of scales, and `eps` in it: the float32 that PyTorch makes of it.
+
+    A range without axes does not promote the float32 that it meets; a vector does.
+    """
     if not vector or dtype != dtypes.float64:
         return "float32", eps
     with np.errstate(over="ignore"):
@@ -476,82 +476,69 @@ def middle(target: dtypes.DType, lo: int, hi: int, custom: bool) -> int:
     return (lo + hi) // 2 if custom else (greatest + 1) // 2
 
 
-def _scheme(qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom: bool) -> _Scheme:
+def _scheme(
+    qscheme: str, bounds: tuple[int, int], target: dtypes.DType, custom: bool
+) -> tuple[str, int]:
+    """The name of the kernel, and the zero point of symmetric schemes."""
     if qscheme.endswith("affine"):
         name = "choose_affine"
     else:
         name = "choose_symmetric" if qscheme.endswith("symmetric") else "choose_float"
     # Of uint16 it is 0, as in PyTorch (D21); observers take the middle there (D25).
     wide = dtypes.BOUNDS[target][1] > 255
-    return name, bounds, 0 if wide else middle(target, *bounds, custom)
+    return name, 0 if wide else middle(target, *bounds, custom)
 
 
 @checks.remembered
 def _with_steps(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     eps: float, target: dtypes.DType, custom: Any, qscheme: Any,
-) -> tuple[_Scheme, FastPath]:  # fmt: skip
+) -> tuple[Choice, FastPath]:  # fmt: skip
     """Bounds with an int64 of steps between, and what does it all at once if it can."""
     bounds = checks.bounds_with_steps(quant_min, quant_max, kind)
     custom = checks.switch(custom, "has_customized_qrange", kind)
-    scheme = _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
-    name, bounds, middle = scheme
+    name, middle = _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
     precision, least = _precision(dtype, len(shape) == 1, eps)
-    return scheme, fast_choice_of_range(
-        name, kind, shape, dtype, bounds, least, middle, precision, _RESULTS,
+    choice = Choice(name, shape, dtype, layout.PER_TENSOR, bounds, least, middle, precision,
+                    shape or (1,), _RESULTS)  # fmt: skip
+    return choice, fast_choice_of_range(
+        kind,
+        choice,
         lambda ends: determine_qparams(
             ends[0], ends[1], quant_min, quant_max, target, eps, custom, qscheme
         ),
-    )  # fmt: skip
+    )
 
 
 @checks.remembered
 def _proper(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     eps: float, target: dtypes.DType, qscheme: str,
-) -> tuple[_Scheme, FastPath]:  # fmt: skip
+) -> tuple[Choice, FastPath]:  # fmt: skip
     """The same of data, with zero between the bounds and more than one code."""
     lo, hi = checks.bounds_around_zero(quant_min, quant_max, kind)
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
-    scheme = name, bounds, middle = _scheme(qscheme, (lo, hi), target, False)
-    whole = layout.whole(prod(shape))
-    return scheme, fast_choice(
-        name, kind, shape, dtype, whole, bounds, eps, middle, "float32", (1,), _RESULTS,
-        lambda x: _choose(x, *bounds, eps, target, qscheme),
-    )  # fmt: skip
+    name, middle = _scheme(qscheme, (lo, hi), target, False)
+    choice = Choice(name, shape, dtype, layout.whole(prod(shape)), (lo, hi), eps, middle, "float32",
+                    (1,), _RESULTS)  # fmt: skip
+    return choice, fast_choice(kind, choice, lambda x: _choose(x, lo, hi, eps, target, qscheme))
 
 
-#: A kernel, the shape and the dtypes of scales and zero points, what the kernel is told, and what
-#: does it all at once.
-_OfTokens = tuple[
-    str,
-    tuple[int, ...],
-    tuple[dtypes.DType, dtypes.DType],
-    tuple[tuple[int, int], float, int],
-    FastPath,
-]
-
-
-def _choose_per_token(x: Array, plan: _OfTokens, symmetric: bool) -> tuple[Array, Array]:
-    kernel, shape, kinds, how, _ = plan
-    lib = backend.of(x)
-    scale, z = (arrays.new(x, shape, kind) for kind in kinds)
-    least, greatest = lib.minmax(layout.per_token(x.shape), x)
+def _choose_per_token(x: Array, choice: Choice, symmetric: bool) -> tuple[Array, Array]:
+    least, greatest = backend.of(x).minmax(choice.granularity, x)
     if not symmetric and x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
         least, greatest = (arrays.cast(v, dtypes.float32) for v in (least, greatest))
-    getattr(lib, kernel)(least, greatest, *how, "float64", arrays.flat(scale), arrays.flat(z))
-    return scale, z
+    return _chosen(least, greatest, choice, x)
 
 
 @checks.remembered
 def of_tokens(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, symmetric: bool
-) -> _OfTokens:
-    """How qparams of rows are chosen."""
+) -> tuple[Choice, FastPath]:
+    """How qparams of rows are chosen, and what does it all at once if it can."""
     if shape and shape[-1] == 0:
         raise ValueError(f"input must have elements along its last axis, got shape {shape}")
-    results = (*shape[:-1], 1) if shape else ()
     found = dtype if dtype in _KEPT else dtypes.float32
     at_once: FastPath = no_fast_path
     anew: Callable[..., Any]
@@ -561,10 +548,9 @@ def of_tokens(
     else:
         kernel, kinds, how = "choose_per_token_asymmetric", _RESULTS, _OF_TOKENS_ASYMMETRIC
         anew = choose_qparams_per_token_asymmetric
+    choice = Choice(kernel, shape, dtype, layout.per_token(shape), *how, "float64",
+                    (*shape[:-1], 1) if shape else (), kinds)  # fmt: skip
     # Of integers the range is made floats first.
     if symmetric or dtype not in dtypes.INTEGERS or kind is not np.ndarray:
-        at_once = fast_choice(
-            kernel, kind, shape, dtype, layout.per_token(shape), *how, "float64", results, kinds,
-            lambda x: anew(x, dtypes.int8),
-        )  # fmt: skip
-    return kernel, results, kinds, how, at_once
+        at_once = fast_choice(kind, choice, lambda x: anew(x, dtypes.int8))
+    return choice, at_once

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.ops.fast_path import PYTHON_NUMBERS, FastPath, Form, fast_path, no_fast_path
+from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, no_fast_path
 from npquant.owners import Array, on_device
 
 
@@ -121,18 +121,14 @@ def quantize_per_tensor(
     """
     x = checks.floats(input, out=out)
     target = dtypes.target(dtype)
-    constants, code, divide, at_once = _tensor(
-        x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding
-    )
+    form, at_once = _tensor(x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding)
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done[0]
-    s, z, kinds = _inverse(x, scale, zero_point, divide)
+    s, z, kinds = _inverse(x, scale, zero_point, not form.inverse)
     y = checks.output(out, x, target, checks.QPARAM, (scale, zero_point))
-    lib = backend.of(x)
-    kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_tensor
-    names, given = (*kinds, code), out is not None
-    kernel(layout.PER_TENSOR, x, s, z, constants, names, y, given=given)
+    run, names = getattr(backend.of(x), form.kernel), (*kinds, form.precision[2])
+    run(form.granularity, x, s, z, form.constants, names, y, given=out is not None)
     return y
 
 
@@ -216,18 +212,16 @@ def dequantize_per_tensor(
     array([-13.1,   0. ,  12.4])
     """
     q = checks.codes(input, dtype, out=out)
-    result, names, at_once = _from_tensor(
-        q.shape, out_dtype, quant_min, quant_max, q.dtype, type(q)
-    )
+    form, at_once = _from_tensor(q.shape, out_dtype, quant_min, quant_max, q.dtype, type(q))
     done = at_once(q, scale, zero_point, out)
     if done is not None:
         return done[0]
-    precision = dtypes.compute(result)
-    s, z = _numbers(q, scale, zero_point, precision)
-    z = _rounded_once(z, precision)
-    s = arrays.cast(s, precision) if on_device(s) else s
-    y = checks.output(out, q, result, checks.QPARAM, (scale, zero_point))
-    _dequantize(layout.PER_TENSOR, q, s, z, names, y, result, out is not None)
+    computed = dtypes.compute(form.target)
+    s, z = _numbers(q, scale, zero_point, computed)
+    z = _rounded_once(z, computed)
+    s = arrays.cast(s, computed) if on_device(s) else s
+    y = checks.output(out, q, form.target, checks.QPARAM, (scale, zero_point))
+    _dequantize(form, q, s, z, (computed.name, "float64", "float32"), y, out is not None)
     return y
 
 
@@ -331,19 +325,18 @@ def quantize_per_channel(
     """
     x = checks.floats(input, out=out)
     target = dtypes.target(dtype)
-    granularity, shapes, constants, names, divide, at_once = _per_channel(
+    form, at_once = _per_channel(
         x.shape, axis, x.dtype, type(x), quant_min, quant_max, target, rounding
     )
     done = at_once(x, scales, zero_points, out)
     if done is not None:
         return done[0]
-    s, z = checks.code_qparams(scales, zero_points, shapes, x)
+    s, z = checks.code_qparams(scales, zero_points, form.shapes, x)
     y = checks.output(out, x, target, checks.QPARAMS, (scales, zero_points))
-    lib = backend.of(x)
-    kernel = getattr(lib, _by_division(target)) if divide else lib.quantize_per_channel
     if x.dtype == dtypes.float64:  # whose every step is in float64
         s = arrays.cast(s, x.dtype)
-    kernel(granularity, x, s, z, constants, names, y, given=out is not None)
+    run, given = getattr(backend.of(x), form.kernel), out is not None
+    run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
     return y
 
 
@@ -433,16 +426,14 @@ def dequantize_per_channel(
            [ 0. ,  2. ]], dtype=float32)
     """
     q = checks.codes(input, dtype, out=out)
-    granularity, shapes, result, at_once = _from_channels(
-        q.shape, axis, out_dtype, quant_min, quant_max, q.dtype, type(q)
-    )
+    form, at_once = _from_channels(q.shape, axis, out_dtype, quant_min, quant_max, q.dtype, type(q))
     done = at_once(q, scales, zero_points, out)
     if done is not None:
         return done[0]
-    s, z = _qparams_or_none(scales, zero_points, shapes, q)
-    s = checks.in_precision(s, "scales", dtypes.compute(result))
-    y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points))
-    _dequantize(granularity, q, s, z, _IN_FLOAT32, y, result, out is not None)
+    s, z = _qparams_or_none(scales, zero_points, form.shapes, q)
+    s = checks.in_precision(s, "scales", dtypes.compute(form.target))
+    y = checks.output(out, q, form.target, checks.QPARAMS, (scales, zero_points))
+    _dequantize(form, q, s, z, _IN_FLOAT32, y, out is not None)
     return y
 
 
@@ -541,7 +532,7 @@ def quantize_per_token(
     """
     x, target = checks.real(input, out=out), dtypes.target(dtype)
     plan = _per_token(x.shape, x.dtype, type(x), quant_min, quant_max, target, rounding)
-    return _quantize_rows(plan, x, scales, zero_points, target, out)
+    return _quantize_rows(plan, x, scales, zero_points, out)
 
 
 def dequantize_per_token(
@@ -724,7 +715,7 @@ def quantize_per_channel_group(
     """
     x, target = checks.real(input, out=out), dtypes.target(dtype)
     plan = _per_group(x.shape, group_size, x.dtype, type(x), quant_min, quant_max, target, rounding)
-    return _quantize_rows(plan, x, scales, zero_points, target, out)
+    return _quantize_rows(plan, x, scales, zero_points, out)
 
 
 def dequantize_per_channel_group(
@@ -823,19 +814,12 @@ _SMALL = dtypes.EXACT32
 #: What stands for the bounds of codes, and in which precision, where nothing is clamped.
 _NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
 
-#: Granularity, shapes of qparams, constants and their precision, whether to divide, and what does
-#: it all at once if it can.
-_Plan = tuple[
-    layout.Granularity, checks.Shapes, tuple[float, ...], tuple[str, ...], bool, FastPath
-]  # fmt: skip
-
 
 @checks.remembered
 def _tensor(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     target: dtypes.DType, rounding: Any,
-) -> tuple[tuple[float, ...], str, bool, FastPath]:  # fmt: skip
-    """Constants and their precision, whether to divide, and what does it all at once."""
+) -> Plan:  # fmt: skip
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
     constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, end = checks.divides(rounding), checks.SMALL_ZERO_POINT
@@ -848,21 +832,21 @@ def _tensor(
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
         return quantize_per_tensor(x, s, z, lo, hi, target, rounding=rounding, out=out), None
 
-    return constants, code, divide, fast_path(kind, form, anew)
+    return form, fast_path(kind, form, anew)
 
 
 @checks.remembered
-def _per_channel(shape: tuple[int, ...], axis: Any, *codes: Any) -> _Plan:
+def _per_channel(shape: tuple[int, ...], axis: Any, *codes: Any) -> Plan:
     return _codes(shape, checks.channels(shape, axis), "quantize_per_channel", axis, *codes)
 
 
 @checks.remembered
-def _per_token(shape: tuple[int, ...], *codes: Any) -> _Plan:
+def _per_token(shape: tuple[int, ...], *codes: Any) -> Plan:
     return _codes(shape, checks.tokens(shape), "quantize_per_token", None, *codes)
 
 
 @checks.remembered
-def _per_group(shape: tuple[int, ...], group_size: Any, *codes: Any) -> _Plan:
+def _per_group(shape: tuple[int, ...], group_size: Any, *codes: Any) -> Plan:
     return _codes(shape, checks.groups(shape, group_size, 2), "quantize_per_token", None, *codes)
 
 
@@ -870,48 +854,41 @@ def _codes(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes], kernel: str,
     axis: Any, dtype: dtypes.DType, kind: type, quant_min: Any, quant_max: Any,
     target: dtypes.DType, rounding: Any,
-) -> _Plan:  # fmt: skip
+) -> Plan:  # fmt: skip
     lo, hi = checks.bounds_of(quant_min, quant_max, target, kind)
     constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
-    at_once: FastPath = no_fast_path
-    precision = "float32", "float32", code
-    told = *found, constants, precision, divide, no_fast_path
+    end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
+    form = Form(
+        _by_division(target) if divide else kernel, shape, dtype, *found, constants,
+        ("float32", "float32", code), target, dtypes.KEPT if rows else dtypes.CODES, (-end, end),
+        checks.QPARAMS,
+    )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
         if rows:
-            return _quantize_rows(told, x, s, z, target, out), None
+            return _quantize_rows((form, no_fast_path), x, s, z, out), None
         return quantize_per_channel(x, s, z, axis, lo, hi, target, rounding=rounding, out=out), None
 
     # To float64 the scales of channels are cast first.
-    if kind is not np.ndarray or rows or dtype != dtypes.float64:
-        end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
-        kernel = _by_division(target) if divide else kernel
-        kinds = dtypes.KEPT if rows else dtypes.CODES
-        form = Form(kernel, shape, dtype, *found, constants, precision, target, kinds, (-end, end),
-                    checks.QPARAMS)  # fmt: skip
-        at_once = fast_path(kind, form, anew)
-    return *told[:-1], at_once
+    if kind is np.ndarray and not rows and dtype == dtypes.float64:
+        return form, no_fast_path
+    return form, fast_path(kind, form, anew)
 
 
-#: Granularity and shapes of qparams, the dtype of the result, and what does it all at once if it
-#: can; the bounds of the codes are only checked.
-_Back = tuple[layout.Granularity, checks.Shapes, dtypes.DType, FastPath]
+# Of codes the bounds are only checked.
 
 
 @checks.remembered
-def _from_tensor(
-    shape: tuple[int, ...], out_dtype: Any, *bounds: Any
-) -> tuple[dtypes.DType, tuple[str, str, str], FastPath]:
-    """The dtype of the result, the precision of qparams, and what does it all at once."""
+def _from_tensor(shape: tuple[int, ...], out_dtype: Any, *bounds: Any) -> Plan:
     *_, dtype, kind = bounds
     checks.bounds_of(*bounds)
     result, end = _output_dtype(out_dtype, "out_dtype"), dtypes.EXACT64
-    names = dtypes.compute(result).name, "float64", "float32"
     if _narrow(result, dtype):
         kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, _exact_within(dtype)
     else:
-        kernel, precision, within = "dequantize", names, (-end, end)
+        precision = dtypes.compute(result).name, "float64", "float32"
+        kernel, within = "dequantize", (-end, end)
     form = Form(
         kernel, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result, PYTHON_NUMBERS,
         within, checks.QPARAM,
@@ -920,11 +897,11 @@ def _from_tensor(
     def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
         return dequantize_per_tensor(q, s, z, *bounds[:3], out_dtype=result, out=out), None
 
-    return result, names, fast_path(kind, form, anew)
+    return form, fast_path(kind, form, anew)
 
 
 @checks.remembered
-def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: Any) -> _Back:
+def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: Any) -> Plan:
     *_, dtype, kind = bounds
     checks.bounds_of(*bounds)
     found, result = checks.channels(shape, axis), _output_dtype(out_dtype, "out_dtype")
@@ -938,17 +915,17 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
         return dequantize_per_channel(q, s, z, axis, *bounds[:3], out_dtype=result, out=out), None
 
-    return *found, result, fast_path(kind, form, anew)
+    return form, fast_path(kind, form, anew)
 
 
 @checks.remembered
-def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> _Back:
+def _from_tokens(shape: tuple[int, ...], output_dtype: Any, *bounds: Any) -> Plan:
     checks.bounds_of(*bounds)
     return _promoting(shape, checks.tokens(shape), checks.kept_qparams, output_dtype, *bounds[2:])
 
 
 @checks.remembered
-def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> _Back:
+def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bounds: Any) -> Plan:
     checks.bounds_of(*bounds)
     found = checks.groups(shape, group_size, 2)
     return _promoting(shape, found, _qparams_or_none, output_dtype, *bounds[2:])
@@ -957,20 +934,20 @@ def _from_groups(shape: tuple[int, ...], group_size: Any, output_dtype: Any, *bo
 def _promoting(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes],
     qparams: Callable[..., Any], output_dtype: Any, dtype: dtypes.DType, kind: type,
-) -> _Back:  # fmt: skip
-    result = _output_dtype(output_dtype, "output_dtype")
-    at_once: FastPath = no_fast_path
-    told = *found, result, no_fast_path
+) -> Plan:  # fmt: skip
+    form = Form(
+        "dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32,
+        _output_dtype(output_dtype, "output_dtype"), dtypes.CODES, (-_SMALL, _SMALL),
+        checks.QPARAMS,
+    )  # fmt: skip
 
     def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
-        return _dequantize_rows(told, q, s, z, out, qparams), None
+        return _dequantize_rows((form, no_fast_path), q, s, z, out, qparams), None
 
     # Of all but int32 the differences with small integers are exact in float32.
-    if kind is not np.ndarray or dtype != dtypes.int32:
-        form = Form("dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result,
-                    dtypes.CODES, (-_SMALL, _SMALL), checks.QPARAMS)  # fmt: skip
-        at_once = fast_path(kind, form, anew)
-    return *found, result, at_once
+    if kind is np.ndarray and dtype == dtypes.int32:
+        return form, no_fast_path
+    return form, fast_path(kind, form, anew)
 
 
 def _numbers(x: Array, scale: Any, zero_point: Any, precision: dtypes.DType) -> tuple[Any, Any]:
@@ -1026,35 +1003,28 @@ def _by_division(target: dtypes.DType) -> str:
     return "quantize_by_division_to_float8" if float8 else "quantize_by_division"
 
 
-def _quantize_rows(
-    plan: _Plan, x: Array, scales: Any, zero_points: Any, target: dtypes.DType, out: Any
-) -> Array:
+def _quantize_rows(plan: Plan, x: Array, scales: Any, zero_points: Any, out: Any) -> Array:
     """Quantize per token or group."""
-    granularity, shapes, constants, names, divide, at_once = plan
+    form, at_once = plan
     done = at_once(x, scales, zero_points, out)
     if done is not None:
         return done[0]
-    s, z = checks.kept_qparams(scales, zero_points, shapes, x)
-    y = checks.output(out, x, target, checks.QPARAMS, (scales, zero_points))
-    lib = backend.of(x)
-    if divide:
-        kernel, z = getattr(lib, _by_division(target)), checks.large_as_floats(z, s, x)
-    else:
-        kernel = lib.quantize_per_token
-    kernel(granularity, x, s, z, constants, names, y, given=out is not None)
+    s, z = checks.kept_qparams(scales, zero_points, form.shapes, x)
+    y = checks.output(out, x, form.target, checks.QPARAMS, (scales, zero_points))
+    if form.kernel != "quantize_per_token":  # divides, and rounds before it adds a zero point
+        z = checks.large_as_floats(z, s, x)
+    run, given = getattr(backend.of(x), form.kernel), out is not None
+    run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
     return y
 
 
-def _dequantize(
-    granularity: layout.Granularity, q: Array, s: Any, z: Any, names: Any, y: Array,
-    result: dtypes.DType, given: bool,
-) -> None:  # fmt: skip
+def _dequantize(form: Form, q: Array, s: Any, z: Any, names: Any, y: Array, given: bool) -> None:
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
-    kernel = lib.dequantize
-    if _narrow(result, q.dtype) and _exact(z, q.dtype):
-        kernel, names = lib.dequantize_promoted, _IN_FLOAT32
-    kernel(granularity, q, s, z, _NO_CODES, names, y, given=given)
+    run = lib.dequantize
+    if _narrow(form.target, q.dtype) and _exact(z, q.dtype):
+        run, names = lib.dequantize_promoted, _IN_FLOAT32
+    run(form.granularity, q, s, z, form.constants, names, y, given=given)
 
 
 def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:
@@ -1076,29 +1046,31 @@ def _exact(z: Any, dtype: dtypes.DType) -> bool:
 
 
 def _dequantize_rows(
-    plan: _Back, q: Array, scales: Any, zero_points: Any, out: Any, qparams: Callable[..., Any],
+    plan: Plan, q: Array, scales: Any, zero_points: Any, out: Any, qparams: Callable[..., Any],
 ) -> Array:  # fmt: skip
     """Dequantize per token or group, with qparams that are checked so."""
-    granularity, shapes, result, at_once = plan
+    form, at_once = plan
     done = at_once(q, scales, zero_points, out)
     if done is not None:
         return done[0]
     found, code = None, "float32"
     if q.dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
-        found = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, -_SMALL, _SMALL, q)
+        looks = checks.LOOK_AT_CODES
+        found = checks.usual(scales, zero_points, form.shapes, looks, *form.within, q)
     if found is not None:
         s, z = found
     else:
-        s, z = qparams(scales, zero_points, shapes, q)
-        if s.dtype == result and _narrow(result, q.dtype) and _exact(z, q.dtype):
+        s, z = qparams(scales, zero_points, form.shapes, q)
+        narrow = _narrow(form.target, q.dtype) and _exact(z, q.dtype)
+        if narrow and s.dtype == form.target:
             s = arrays.cast(s, dtypes.float32)  # a product is rounded to the scales' dtype anyway
         s, z, code = _promoted(q, s, z)
-    y = checks.output(out, q, result, checks.QPARAMS, (scales, zero_points))
+    y = checks.output(out, q, form.target, checks.QPARAMS, (scales, zero_points))
     lib = backend.of(q)
     in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
-    kernel = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted
-    names = "float32", code, "float32"
-    kernel(granularity, q, s, z, _NO_CODES, names, y, given=out is not None)
+    run = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted
+    names, given = ("float32", code, "float32"), out is not None
+    run(form.granularity, q, s, z, form.constants, names, y, given=given)
     return y
 
 
