@@ -58,93 +58,13 @@ class Dynamic:
     """
 
     def __init__(self, choice: Choose, quantize: Elementwise, *guesses: Guess) -> None:
-        rule, name = quantize.rule, choice.formula.__name__
-
-        def kernels(some_rows: Callable[..., Any], of: str) -> tuple[Kernel, Kernel]:
-            def rows(
-                begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
-                x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any, scale: Any,
-                zero_point: Any, y: Any,
-            ) -> Any:  # fmt: skip
-                """Items (row); whether the first `look` qparams are `usual`, when all is done."""
-                some = max(1, min(GRAIN // inner, ROWS))
-                for first in range(begin, end, some):
-                    stop = min(first + some, end)
-                    some_rows(first, stop, channels, inner, x, bottom, top, eps, lo, hi, nan, scale,
-                              zero_point, y)  # fmt: skip
-                return usual(look, scale, zero_point, least, most)
-
-            def rows_apart(
-                begin: Any, end: Any, views: Any, look: Any, least: Any, most: Any, channels: Any,
-                inner: Any, x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any,
-                scale: Any, zero_point: Any, y: Any,
-            ) -> Any:  # fmt: skip
-                """The same of data that are not flat."""
-                most_rows = max(1, min(GRAIN // inner, ROWS))
-                made = room(x, most_rows * inner)
-                packed = lend(made)
-                while begin < end:
-                    first = begin * inner
-                    m = up_to_row(views, first, min(most_rows, end - begin) * inner, LONG_ROW)
-                    u, n = taken(x, views, 0, first, m, packed, None), m // inner
-                    some_rows(0, n, n, inner, u, bottom, top, eps, lo, hi, nan,
-                              scale[begin : begin + n], zero_point[begin : begin + n],
-                              y[first : first + m])  # fmt: skip
-                    begin += n
-                keep(made)
-                return usual(look, scale, zero_point, least, most)
-
-            return (
-                Kernel(rows, f"{name}_{of}", _signature),
-                Kernel(rows_apart, f"{name}_{of}_apart", _apart_signature),
-            )
-
-        def by_rule(folding: bool) -> tuple[Kernel, Kernel]:
-            choose = choice.some_rows[folding]
-
-            @called
-            def some_rows(
-                begin: Any, end: Any, channels: Any, inner: Any, x: Any, bottom: Any, top: Any,
-                eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
-            ) -> None:  # fmt: skip
-                choose(begin, end, inner, x, bottom, top, eps, 0, scale, zero_point)
-                rule(begin * inner, end * inner, 0, 0.0, 0.0, 0, channels, inner, x, scale,
-                     zero_point, lo, hi, nan, y, None)  # fmt: skip
-
-            return kernels(some_rows, f"rows_{folding}")
-
-        def guessed(guess: Guess, folding: bool) -> tuple[Kernel, Kernel]:
-            find, choose = ranges[folding], choice.formula
-            split, some_codes = guess.split, _codes_of(guess.code)
-
-            @called
-            def some_rows(
-                begin: Any, end: Any, channels: Any, inner: Any, x: Any, bottom: Any, top: Any,
-                eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
-            ) -> None:  # fmt: skip
-                s, z, number, base = item(scale), item(zero_point), np.float32(0), np.uintp(begin)
-                least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
-                p, q, r = local(ROWS, number), local(ROWS, number), local(ROWS, number)
-                find(x, begin, end - begin, inner, least, greatest, 0)
-                for k in range(np.uintp(end - begin)):
-                    chosen = choose(least[k], greatest[k], bottom, top, eps, 0, s)
-                    unit, zero = like(chosen[0], s), like(chosen[1], z)
-                    scale[base + k], zero_point[base + k] = unit, zero
-                    p[k], q[k], r[k] = split(unit, zero)
-                for row in range(begin, end):
-                    at, stop, k = row * inner, (row + 1) * inner, row - begin
-                    while at < stop:
-                        m = LONG if stop - at >= LONG + VECTOR else stop - at
-                        if some_codes(x, at, m, (p[k], q[k], r[k]), y):
-                            rule(at, at + m, 0, 0.0, 0.0, 0, channels, inner, x, scale,
-                                 zero_point, lo, hi, nan, y, None)  # fmt: skip
-                        at += m
-
-            return kernels(some_rows, f"{guess.code.__name__}_{folding}")
-
-        self._rows = {folding: by_rule(folding) for folding in (False, True)}
+        foldings = (False, True)
+        self._rows = {folding: _by_rule(choice, quantize, folding) for folding in foldings}
         self._guessed = [
-            (guess.of, {folding: guessed(guess, folding) for folding in self._rows})
+            (
+                guess.of,
+                {folding: _guessed(choice, quantize, guess, folding) for folding in foldings},
+            )
             for guess in guesses
         ]
 
@@ -156,6 +76,97 @@ class Dynamic:
             first = guessed[folding][apart]
             kernel = Either(lambda x, s, z, code, y, of=of: of(x, s), first, kernel)
         return kernel
+
+
+def _kernels(some_rows: Callable[..., Any], name: str) -> tuple[Kernel, Kernel]:
+    """Of rows, and of data that are not flat, what does some of them."""
+
+    def rows(
+        begin: Any, end: Any, look: Any, least: Any, most: Any, channels: Any, inner: Any,
+        x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any, scale: Any,
+        zero_point: Any, y: Any,
+    ) -> Any:  # fmt: skip
+        """Items (row); whether the first `look` qparams are `usual`, when all is done."""
+        some = max(1, min(GRAIN // inner, ROWS))
+        for first in range(begin, end, some):
+            stop = min(first + some, end)
+            some_rows(first, stop, channels, inner, x, bottom, top, eps, lo, hi, nan, scale,
+                      zero_point, y)  # fmt: skip
+        return usual(look, scale, zero_point, least, most)
+
+    def rows_apart(
+        begin: Any, end: Any, views: Any, look: Any, least: Any, most: Any, channels: Any,
+        inner: Any, x: Any, bottom: Any, top: Any, eps: Any, lo: Any, hi: Any, nan: Any,
+        scale: Any, zero_point: Any, y: Any,
+    ) -> Any:  # fmt: skip
+        """The same of data that are not flat."""
+        most_rows = max(1, min(GRAIN // inner, ROWS))
+        made = room(x, most_rows * inner)
+        packed = lend(made)
+        while begin < end:
+            first = begin * inner
+            m = up_to_row(views, first, min(most_rows, end - begin) * inner, LONG_ROW)
+            u, n = taken(x, views, 0, first, m, packed, None), m // inner
+            some_rows(0, n, n, inner, u, bottom, top, eps, lo, hi, nan,
+                      scale[begin : begin + n], zero_point[begin : begin + n],
+                      y[first : first + m])  # fmt: skip
+            begin += n
+        keep(made)
+        return usual(look, scale, zero_point, least, most)
+
+    return (
+        Kernel(rows, name, _signature),
+        Kernel(rows_apart, f"{name}_apart", _apart_signature),
+    )
+
+
+def _by_rule(choice: Choose, quantize: Elementwise, folding: bool) -> tuple[Kernel, Kernel]:
+    """Codes by the rule, of rows whose extremes are folded or not."""
+    choose, rule = choice.some_rows[folding], quantize.rule
+
+    @called
+    def some_rows(
+        begin: Any, end: Any, channels: Any, inner: Any, x: Any, bottom: Any, top: Any,
+        eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
+    ) -> None:  # fmt: skip
+        choose(begin, end, inner, x, bottom, top, eps, 0, scale, zero_point)
+        rule(begin * inner, end * inner, 0, 0.0, 0.0, 0, channels, inner, x, scale,
+             zero_point, lo, hi, nan, y, None)  # fmt: skip
+
+    return _kernels(some_rows, f"{choice.formula.__name__}_rows_{folding}")
+
+
+def _guessed(
+    choice: Choose, quantize: Elementwise, guess: Guess, folding: bool
+) -> tuple[Kernel, Kernel]:
+    """Codes that are guessed, and by the rule where one is in doubt."""
+    find, choose, rule = ranges[folding], choice.formula, quantize.rule
+    split, some_codes = guess.split, _codes_of(guess.code)
+
+    @called
+    def some_rows(
+        begin: Any, end: Any, channels: Any, inner: Any, x: Any, bottom: Any, top: Any,
+        eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
+    ) -> None:  # fmt: skip
+        s, z, number, base = item(scale), item(zero_point), np.float32(0), np.uintp(begin)
+        least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
+        p, q, r = local(ROWS, number), local(ROWS, number), local(ROWS, number)
+        find(x, begin, end - begin, inner, least, greatest, 0)
+        for k in range(np.uintp(end - begin)):
+            chosen = choose(least[k], greatest[k], bottom, top, eps, 0, s)
+            unit, zero = like(chosen[0], s), like(chosen[1], z)
+            scale[base + k], zero_point[base + k] = unit, zero
+            p[k], q[k], r[k] = split(unit, zero)
+        for row in range(begin, end):
+            at, stop, k = row * inner, (row + 1) * inner, row - begin
+            while at < stop:
+                m = LONG if stop - at >= LONG + VECTOR else stop - at
+                if some_codes(x, at, m, (p[k], q[k], r[k]), y):
+                    rule(at, at + m, 0, 0.0, 0.0, 0, channels, inner, x, scale,
+                         zero_point, lo, hi, nan, y, None)  # fmt: skip
+                at += m
+
+    return _kernels(some_rows, f"{choose.__name__}_{guess.code.__name__}_{folding}")
 
 
 def _codes_of(code_of: Callable[..., Any]) -> Any:

@@ -85,76 +85,8 @@ class Count:
     """
 
     def __init__(self, parameters: Callable[..., Any], place: Callable[..., Any]) -> None:
-        count_some = _count_of(place)
-
-        def runs(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, parts: Any, x: Any,
-            low: Any, high: Any, counts: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (channel, part)."""
-            bins = counts.shape[1]
-            places = np.empty(STRIP, np.int32)
-            tables = np.zeros(TABLES * (bins + 1), np.int32)
-            for task in range(begin, end):
-                c = task // parts
-                part = task - c * parts
-                p = parameters(low[c], high[c], bins)
-                e, last = count * part // parts, count * (part + 1) // parts
-                row = e // inner
-                i = e - row * inner
-                while e < last:
-                    m = min(inner - i, last - e)
-                    count_some(x, (row * channels + c) * inner + i, m, p, places, tables)
-                    e += m
-                    row += 1
-                    i = 0
-                _added(tables, counts, task)
-
-        def apart(
-            begin: Any, end: Any, views: Any, count: Any, parts: Any, x: Any, low: Any, high: Any,
-            counts: Any,
-        ) -> None:  # fmt: skip
-            """The same of data that are not flat."""
-            bins, long = counts.shape[1], long_row(x, None)
-            places = np.empty(STRIP, np.int32)
-            tables = np.zeros(TABLES * (bins + 1), np.int32)
-            made = room(x, TILE)
-            packed = lend(made)
-            for task in range(begin, end):
-                c = task // parts
-                part = task - c * parts
-                p = parameters(low[c], high[c], bins)
-                e, last = c * count + count * part // parts, c * count + count * (part + 1) // parts
-                while e < last:
-                    m = up_to_row(views, e, min(last - e, TILE), long)
-                    u = taken(x, views, 0, e, m, packed, None)
-                    count_some(u, 0, m, p, places, tables)
-                    e += m
-                _added(tables, counts, task)
-            keep(made)
-
-        def beside(
-            begin: Any, end: Any, channels: Any, inner: Any, count: Any, parts: Any, x: Any,
-            low: Any, high: Any, counts: Any,
-        ) -> None:  # fmt: skip
-            """Tasks (block of channels), the channels side by side; inner is 1."""
-            bins = counts.shape[1]
-            places = np.empty(BLOCK, np.int32)
-            for task in range(begin, end):
-                first = task * BLOCK
-                width = min(BLOCK, channels - first)
-                lows, highs = low[first : first + width], high[first : first + width]
-                for row in range(count):
-                    base = np.uintp(row * channels + first)
-                    for k in range(np.uintp(width)):
-                        places[k] = place(x[base + k], parameters(lows[k], highs[k], bins))
-                    for k in range(width):
-                        if places[k] < bins:
-                            counts[first + k, places[k]] += 1
-
-        self._runs = Kernel(runs, f"{place.__name__}_runs", _count_signature, 4)
-        self._apart = Kernel(apart, f"{place.__name__}_apart", _apart_signature, 4)
-        self._beside = Kernel(beside, f"{place.__name__}_beside", _count_signature, 4)
+        self._runs, self._apart = _of_channels(parameters, place)
+        self._beside = _of_channels_side_by_side(parameters, place)
 
     def __call__(
         self, granularity: Granularity, x: Array, low: Array, high: Array, counts: Array
@@ -195,6 +127,86 @@ class Count:
         kernel(channels * parts, n, args, (kind, low.dtype))
         if parts > 1:
             counts += into.reshape(channels, parts, bins).sum(axis=1)
+
+
+def _of_channels(parameters: Function, place: Function) -> tuple[Kernel, Kernel]:
+    """Of flat data, and of data that are not, what counts a part of a channel after another."""
+    count_some = _count_of(place)
+
+    def runs(
+        begin: Any, end: Any, channels: Any, inner: Any, count: Any, parts: Any, x: Any,
+        low: Any, high: Any, counts: Any,
+    ) -> None:  # fmt: skip
+        """Tasks (channel, part)."""
+        bins = counts.shape[1]
+        places = np.empty(STRIP, np.int32)
+        tables = np.zeros(TABLES * (bins + 1), np.int32)
+        for task in range(begin, end):
+            c = task // parts
+            part = task - c * parts
+            p = parameters(low[c], high[c], bins)
+            e, last = count * part // parts, count * (part + 1) // parts
+            row = e // inner
+            i = e - row * inner
+            while e < last:
+                m = min(inner - i, last - e)
+                count_some(x, (row * channels + c) * inner + i, m, p, places, tables)
+                e += m
+                row += 1
+                i = 0
+            _added(tables, counts, task)
+
+    def apart(
+        begin: Any, end: Any, views: Any, count: Any, parts: Any, x: Any, low: Any, high: Any,
+        counts: Any,
+    ) -> None:  # fmt: skip
+        """The same of data that are not flat."""
+        bins, long = counts.shape[1], long_row(x, None)
+        places = np.empty(STRIP, np.int32)
+        tables = np.zeros(TABLES * (bins + 1), np.int32)
+        made = room(x, TILE)
+        packed = lend(made)
+        for task in range(begin, end):
+            c = task // parts
+            part = task - c * parts
+            p = parameters(low[c], high[c], bins)
+            e, last = c * count + count * part // parts, c * count + count * (part + 1) // parts
+            while e < last:
+                m = up_to_row(views, e, min(last - e, TILE), long)
+                u = taken(x, views, 0, e, m, packed, None)
+                count_some(u, 0, m, p, places, tables)
+                e += m
+            _added(tables, counts, task)
+        keep(made)
+
+    name = place.__name__
+    return (
+        Kernel(runs, f"{name}_runs", _count_signature, 4),
+        Kernel(apart, f"{name}_apart", _apart_signature, 4),
+    )
+
+
+def _of_channels_side_by_side(parameters: Function, place: Function) -> Kernel:
+    def beside(
+        begin: Any, end: Any, channels: Any, inner: Any, count: Any, parts: Any, x: Any,
+        low: Any, high: Any, counts: Any,
+    ) -> None:  # fmt: skip
+        """Tasks (block of channels), the channels side by side; inner is 1."""
+        bins = counts.shape[1]
+        places = np.empty(BLOCK, np.int32)
+        for task in range(begin, end):
+            first = task * BLOCK
+            width = min(BLOCK, channels - first)
+            lows, highs = low[first : first + width], high[first : first + width]
+            for row in range(count):
+                base = np.uintp(row * channels + first)
+                for k in range(np.uintp(width)):
+                    places[k] = place(x[base + k], parameters(lows[k], highs[k], bins))
+                for k in range(width):
+                    if places[k] < bins:
+                        counts[first + k, places[k]] += 1
+
+    return Kernel(beside, f"{place.__name__}_beside", _count_signature, 4)
 
 
 def _count_signature(x: Any, bound: Any) -> Types:

@@ -123,40 +123,15 @@ class Choose:
                 least, greatest = range_of(x, c, channels, inner)
                 put(c, least, greatest, lo, hi, eps, middle, scale, zero_point)
 
-        def rows_by(ranges: Callable[..., Any]) -> Callable[..., Any]:
-            def some_rows(
-                begin: Any, end: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any,
-                scale: Any, zero_point: Any,
-            ) -> None:  # fmt: skip
-                """The same of rows that follow one another, ROWS of them at most."""
-                least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
-                ranges(x, begin, end - begin, inner, least, greatest, 0)
-                base = np.uintp(begin)
-                for k in range(np.uintp(end - begin)):
-                    put(base + k, least[k], greatest[k], lo, hi, eps, middle, scale, zero_point)
-
-            return called(some_rows)  # type: ignore[no-any-return]
-
-        def however_many(some_rows: Callable[..., Any]) -> Callable[..., Any]:
-            def of_rows(
-                rows: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
-                zero_point: Any,
-            ) -> None:  # fmt: skip
-                for begin in range(0, rows, ROWS):
-                    end = min(begin + ROWS, rows)
-                    some_rows(begin, end, inner, x, lo, hi, eps, middle, scale, zero_point)
-
-            return of_rows
-
         self.formula, name = formula, formula.__name__
         self._kernel = Kernel(channels, name, _signature)
         self.in_order = compiled(renamed(in_order, f"{name}_in_order"), lambda k: _signature(*k))
         self.of_data = compiled(renamed(of_data, f"{name}_of_data"), _of_data_signature)
         #: Of rows, by whether they are folded: for kernels that do more, and of `few` elements.
-        self.some_rows = {short: rows_by(ranges[short]) for short in ranges}
+        self.some_rows = {short: _rows_by(find, put) for short, find in ranges.items()}
         self.of_rows = {
             short: compiled(
-                renamed(however_many(some_rows), f"{name}_of_rows_{short}"), _of_data_signature
+                renamed(_however_many(some_rows), f"{name}_of_rows_{short}"), _of_data_signature
             )
             for short, some_rows in self.some_rows.items()
         }
@@ -175,6 +150,36 @@ class Choose:
         else:
             args = (least, greatest, lo, hi, eps, middle, scale, zero_point)
             self._kernel(n, n, args, key)
+
+
+def _rows_by(find: Callable[..., Any], put: Callable[..., Any]) -> Callable[..., Any]:
+    """What chooses for ROWS rows at most that follow one another, whose ranges it finds."""
+
+    def some_rows(
+        begin: Any, end: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any,
+        scale: Any, zero_point: Any,
+    ) -> None:  # fmt: skip
+        least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
+        find(x, begin, end - begin, inner, least, greatest, 0)
+        base = np.uintp(begin)
+        for k in range(np.uintp(end - begin)):
+            put(base + k, least[k], greatest[k], lo, hi, eps, middle, scale, zero_point)
+
+    return called(some_rows)  # type: ignore[no-any-return]
+
+
+def _however_many(some_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of any number of rows."""
+
+    def of_rows(
+        rows: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
+        zero_point: Any,
+    ) -> None:  # fmt: skip
+        for begin in range(0, rows, ROWS):
+            end = min(begin + ROWS, rows)
+            some_rows(begin, end, inner, x, lo, hi, eps, middle, scale, zero_point)
+
+    return of_rows
 
 
 def _signature(least: Any, precision: str, scale: Any, zero_point: Any) -> Types:
