@@ -23,9 +23,9 @@ from npquant.cpu import bfloat16, packs, together
 from npquant.cpu.borrowed import lent
 from npquant.cpu.checks import usual
 from npquant.cpu.dynamic import dynamic_per_token
-from npquant.cpu.fetching import far, fetch, fetch_to_second
+from npquant.cpu.fetching import beyond_second, far, fetch, fetch_to_second
 from npquant.cpu.instructions import compiled_for as processor_has
-from npquant.cpu.lines import AHEAD, FAR, LONG
+from npquant.cpu.lines import AHEAD, BEYOND_SECOND, FAR, LONG
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.passes import needed_work
 from npquant.cpu.strided import shared
@@ -172,7 +172,7 @@ def test_to_which_cache_is_fetched():
     assert list(dict.fromkeys(caches)) == ["3", "2"]
 
 
-def _fetched(begin, end, x, y):
+def _far(begin, end, x, y):
     y[0] = np.int8(far(x))
     y[1] = np.int8(far((x, x)))
     y[2] = np.int8(far(lent(x, 1, 4 * AHEAD)))
@@ -180,11 +180,29 @@ def _fetched(begin, end, x, y):
     y[4] = np.int8(far((lent(x, 1, 4 * AHEAD), x)))
 
 
+def _beyond_second(begin, end, x, y):
+    y[0] = np.int8(beyond_second(x))
+    y[1] = np.int8(beyond_second((x, x)))
+    y[2] = np.int8(beyond_second(lent(x, 1, 4 * AHEAD)))
+    y[3] = np.int8(beyond_second(lent(x, 1, 4 * AHEAD - 1)))
+    y[4] = np.int8(beyond_second((lent(x, 1, 4 * AHEAD), x)))
+
+
 @pytest.mark.parametrize("fewer", [0, 1])
-def test_what_is_far(fewer):
-    """Arrays that no cache of a core holds, and long pieces of them."""
-    kernel, found = Kernel(_fetched, "far", lambda: (FLOAT32, INT8)), np.zeros(5, np.int8)
-    kernel.serial[()](0, 1, np.empty(FAR - fewer, np.float32), found)
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "size"),
+    [
+        (_far, np.float32, FAR), (_far, np.float64, FAR),
+        (_beyond_second, np.float32, BEYOND_SECOND // 4),
+        (_beyond_second, np.float64, BEYOND_SECOND // 8),
+        (_beyond_second, np.int8, BEYOND_SECOND),
+    ],
+)  # fmt: skip
+def test_what_is_far(kernel, dtype, size, fewer):
+    """Arrays that no cache of a core holds, or the second one does not, and long pieces of them."""
+    kernel = Kernel(kernel, kernel.__name__, lambda: (array_type(np.dtype(dtype)), INT8))
+    found = np.zeros(5, np.int8)
+    kernel.serial[()](0, 1, np.empty(size - fewer, dtype), found)
     assert found.tolist() == ([0] * 5 if fewer else [1, 1, 1, 0, 0])
 
 

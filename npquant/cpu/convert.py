@@ -8,7 +8,7 @@ import numpy as np
 
 from npquant.cpu import together
 from npquant.cpu.borrowed import width
-from npquant.cpu.fetching import far, fetch
+from npquant.cpu.fetching import beyond_second, fetch
 from npquant.cpu.lines import AHEAD, FETCHED, LONG
 from npquant.cpu.maps import mapped
 from npquant.primitives import converted, item
@@ -21,7 +21,7 @@ def _convert(begin: Any, end: Any, x: Any, y: Any) -> None:
     room = together.room(LONG, None, converted(x[base], zero), y)  # for its type alone
     # Without a room pieces take longer, unless what comes next is fetched; with one, fetching does.
     step = end - begin if room is None else LONG
-    fetched = room is None and width(x) > width(y) and far(x)
+    fetched = room is None and width(x) > width(y) and beyond_second(x)
     if fetched:
         step = FETCHED
     for start in range(begin, end, step):

@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.borrowed import Borrowed, keep, width
-from npquant.cpu.fetching import far, fetch
+from npquant.cpu.fetching import beyond_second, fetch
 from npquant.cpu.folded import folds, ranges_by_folding
 from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_TO_READ
 from npquant.cpu.lowered import called
@@ -44,7 +44,7 @@ def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Func
         end = begin + n
         while begin < end:
             m = end - begin
-            if fetched and far(x):
+            if fetched and beyond_second(x):
                 m = min(m, FETCHED)
                 fetch(x, begin + AHEAD, m)
             base = np.uintp(begin)
@@ -55,7 +55,7 @@ def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Func
 
     def run_of_keys(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
         if n * width(x) > VECTORS:  # one more, as every second element is read in pairs
-            if fetched and far(x):
+            if fetched and beyond_second(x):
                 return extremes_in_vectors_fetched(x, begin, n, lo, hi)
             return extremes_in_vectors(x, begin, n, lo, hi)
         return run(x, begin, n, lo, hi)

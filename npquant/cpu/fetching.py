@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 
 from npquant.cpu.borrowed import EverySecond, data_of
-from npquant.cpu.lines import FAR, LINE
+from npquant.cpu.lines import BEYOND_SECOND, FAR, LINE
 from npquant.cpu.lowered import lowered
 
 
@@ -69,21 +70,35 @@ def far(x: Any) -> bool:
     return bool((x if isinstance(x, np.ndarray) else x[0]).size >= FAR)
 
 
-@lowered(far)
-def _far(context: Any, x: Any) -> Any:
-    several = isinstance(x, types.BaseTuple)
-    kind = x[0] if several else x
+def beyond_second(x: Any) -> bool:
+    """Whether the second cache does not hold `x`, or its first array: then it is to be fetched."""
+    return bool((x if isinstance(x, np.ndarray) else x[0]).nbytes >= BEYOND_SECOND)
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if isinstance(kind, types.CPointer):
-            return context.get_constant(types.boolean, False)
-        value = builder.extract_value(args[0], 0) if several else args[0]
-        array = context.make_array(kind)(context, builder, value)
-        # Of a piece that is lent, `nitems` may be that of the whole.
-        size = builder.extract_value(array.shape, 0) if several else array.nitems
-        return builder.icmp_signed(">=", size, size.type(FAR))
 
-    return types.boolean(x), codegen
+def _at_least(elements: Callable[[int], int]) -> Any:
+    """Whether there are so many elements, of an itemsize."""
+
+    def enough(context: Any, x: Any) -> Any:
+        several = isinstance(x, types.BaseTuple)
+        kind = x[0] if several else x
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            if isinstance(kind, types.CPointer):
+                return context.get_constant(types.boolean, False)
+            value = builder.extract_value(args[0], 0) if several else args[0]
+            array = context.make_array(kind)(context, builder, value)
+            # Of a piece that is lent, `nitems` may be that of the whole.
+            size = builder.extract_value(array.shape, 0) if several else array.nitems
+            itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+            return builder.icmp_signed(">=", size, size.type(elements(itemsize)))
+
+        return types.boolean(x), codegen
+
+    return enough
+
+
+lowered(far)(_at_least(lambda itemsize: FAR))
+lowered(beyond_second)(_at_least(lambda itemsize: BEYOND_SECOND // itemsize))
 
 
 def to_line(x: Any, i: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu.fetching import far
+from npquant.cpu.fetching import beyond_second
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
 from npquant.cpu.vectors import lanes_of_row, lanes_of_row_fetched
@@ -43,7 +43,7 @@ def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
         u, v = local(_LANES_OF_ALL, kind), local(_LANES_OF_ALL, kind)
         lo, hi = local(_FEWER, kind), local(_FEWER, kind)
         one, two, three, four = np.uintp(1), np.uintp(2), np.uintp(3), np.uintp(4)
-        ahead = fetched and far(x)
+        ahead = fetched and beyond_second(x)
         some = MOST if inner == LANES else min(MANY, AT_ONCE // inner)
         for begin in range(0, rows, some):
             n = min(some, rows - begin)

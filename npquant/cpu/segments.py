@@ -20,7 +20,7 @@ from npquant.cpu import strided, table, together
 from npquant.cpu.borrowed import keep, width
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
-from npquant.cpu.fetching import far, fetch, to_line
+from npquant.cpu.fetching import beyond_second, fetch, to_line
 from npquant.cpu.lines import AHEAD, FETCHED_FAR, FETCHED_PAST, LINE, LONG, PAST_AHEAD, WAIT
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.pairs import pairs_of
@@ -59,7 +59,7 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
             return True
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
         waiting, held = waiting_for(y), 0
-        fetched = width(x) > width(y) and far(x)
+        fetched = width(x) > width(y) and beyond_second(x)
         row = (first + begin) // inner
         skip = (first + begin) - row * inner
         c = row % channels
@@ -159,7 +159,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
         if not usual(look, scale, zero_point, least, most):
             return False
         constants, rooms = (lo, hi, nan), rooms_for(LONG, x)
-        fetched = width(x) > width(y) and far(x)
+        fetched = width(x) > width(y) and beyond_second(x)
         waiting, held = waiting_for(y), 0
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)

@@ -9,7 +9,7 @@ import numpy as np
 
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
-from npquant.cpu.fetching import far, fetch, to_line
+from npquant.cpu.fetching import beyond_second, fetch, to_line
 from npquant.cpu.lines import AHEAD, FETCHED_FAR, LONG
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.lowered import called
@@ -56,7 +56,7 @@ class Guessed(Elementwise):
             """As `runs`, in pieces; one with a code that is not sure is done again, by the rule."""
             if not usual(look, scale, zero_point, least, most):
                 return False
-            constants, rooms, fetched = (lo, hi, nan), rooms_for(LONG, x), far(x)
+            constants, rooms, fetched = (lo, hi, nan), rooms_for(LONG, x), beyond_second(x)
             while begin < end:
                 row = (first + begin) // inner
                 c, stop = row % channels, min((row + 1) * inner - first, end)
