@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -156,10 +156,19 @@ def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
     return "float64" if dtype == float64 else "float32"
 
 
-def affine_precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> tuple[str, str, str]:
-    """The precisions of a float32 scale, of a zero point that is a code, and of codes."""
+class Precision(NamedTuple):
+    """In what an elementwise op computes, by name: a scale, a zero point, and codes."""
+
+    scale: str
+    zero_point: str
+    #: Of the bounds of codes, too; "wide" where they are too large for the rule of others.
+    code: str
+
+
+def affine_precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> Precision:
+    """That of a float32 scale, and of a zero point that is a code."""
     code = precision(dtype, lo, hi, z)
-    return "float32", code, code
+    return Precision("float32", code, code)
 
 
 def _spelled(dtypes: Iterable[DType]) -> dict[Any, DType]:

@@ -15,7 +15,6 @@ from npquant.checks.arrays import (
     host_array,
     itself_or_apart,
     native,
-    option,
     output,
     output_and_mask,
     overlap,
@@ -36,6 +35,7 @@ from npquant.checks.calls import (
     constants,
     divides,
     groups,
+    option,
     remembered,
     tokens,
 )

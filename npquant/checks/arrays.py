@@ -11,7 +11,7 @@ import numpy as np
 from npquant import dtypes
 from npquant.arrays import alike, array
 from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bool_
-from npquant.errors import in_our_words, show
+from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.owners import HOST, OTHERWISE, Array, instead, on_device
 
@@ -251,15 +251,6 @@ def _repeats(y: Array) -> bool:
             return True
         reach += step * (n - 1)
     return False
-
-
-def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
-    """One of some words."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {show(value)}{in_our_words(value, allowed)}")
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-    return value
 
 
 def _same_elements(x: Any, y: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What kernels are told: constants and the names of precisions, remembered from call to call."""
+"""What kernels are told: options, constants and precisions, remembered from call to call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from npquant import dtypes, layout
-from npquant.checks.arrays import option
 from npquant.checks.numbers import axis_of, group_size_of
 from npquant.dtypes import DType
-from npquant.errors import show
+from npquant.errors import in_our_words, show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 
@@ -29,6 +28,16 @@ class ShapesBy(Shapes):
 
 
 T = TypeVar("T")
+
+
+def option(value: Any, name: str, allowed: tuple[str, ...]) -> str:
+    """One of some words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {show(value)}{in_our_words(value, allowed)}")
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
 
 #: How an op comes from a value to its code.
 ROUNDINGS = "reciprocal", "divide"

@@ -28,7 +28,7 @@ from npquant.cpu.qparams import (
 )
 from npquant.cpu.strided import overlap
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled, renamed
-from npquant.dtypes import EXACT32, affine_precision, bool_, float32, int32
+from npquant.dtypes import EXACT32, Precision, affine_precision, bool_, float32, int32
 from npquant.formulas import fake_quantize as f
 from npquant.layout import PER_TENSOR, Granularity
 from npquant.primitives import like, store
@@ -107,10 +107,10 @@ class Fused:
     def __call__(
         self, granularity: Granularity, x: Array, observing: bool, constant: float, low: Array,
         high: Array, bounds: tuple[int, int], eps: float, scale: Array, zero_point: Array,
-        precision: tuple[str, str, str], y: Array, mask: Array | None,
+        precision: Precision, y: Array, mask: Array | None,
     ) -> None:  # fmt: skip
         """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
-        code = precision[2]
+        code = precision.code
         if x.size <= TOGETHER and code != "wide" and x.flags.carray and y.flags.carray:
             run = self.whole[x.dtype, zero_point.dtype, code, mask is None]
             lo, hi = bounds
@@ -126,7 +126,7 @@ class Fused:
 
     def quantize(
         self, x: Array, bounds: tuple[int, int], scale: Array, zero_point: Array,
-        precision: tuple[str, str, str], y: Array, mask: Array | None,
+        precision: Precision, y: Array, mask: Array | None,
     ) -> None:  # fmt: skip
         """What is left to do once there are qparams."""
         z = int(zero_point.item())

@@ -38,7 +38,7 @@ from npquant.cpu.target import (
     array_types,
 )
 from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
-from npquant.dtypes import FLOAT8, DType, bfloat16, bool_, compute, float16
+from npquant.dtypes import FLOAT8, DType, Precision, bfloat16, bool_, compute, float16
 from npquant.layout import Granularity
 
 Array = np.ndarray[Any, Any]
@@ -198,7 +198,7 @@ class Elementwise:
         scale: Any,
         zero_point: Any,
         constants: tuple[Any, Any, Any],
-        precision: tuple[str, str, str],
+        precision: Precision,
         y: Array,
         mask: Array | None = None,
         given: bool = False,
@@ -221,10 +221,11 @@ class Elementwise:
         past = large and past_pays(x.dtype, y.dtype, granularity.inner)
         if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
+            types_: Any = precision
             if type(scale) is float:
-                types_, channels, inner = precision, 1, n
+                channels, inner = 1, n
             else:
-                types_ = scale.dtype, zero_point.dtype, precision[2]
+                types_ = scale.dtype, zero_point.dtype, precision.code
                 channels, inner, _ = granularity
             if inner == n or ((inner >= SHORT or n <= FEW) and not self._whole(inner, n)):
                 entry = self._runs.serial.get((x.dtype, y.dtype, types_, mask is None))
@@ -233,7 +234,7 @@ class Elementwise:
                     entry(0, n, 0, 0.0, 0.0, 0, channels, inner, x, scale, zero_point, lo, hi, nan,
                           y, mask)  # fmt: skip
                     return
-        if precision[2] == "wide" and self._wide is not None:
+        if precision.code == "wide" and self._wide is not None:
             self._wide.run(granularity, x, scale, zero_point, constants, precision, y, mask, given)
             return
         if plain(x) and plain(y) and (mask is None or plain(mask)):
@@ -288,7 +289,7 @@ class Elementwise:
 
     def _flat(
         self, piece: Piece, n: int, x: Any, scale: Any, zero_point: Any,
-        constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
+        constants: tuple[Any, Any, Any], precision: Precision, y: Array,
         mask: Array | None = None, past: bool = False,
     ) -> None:  # fmt: skip
         channels, inner, repeats, first, views = piece
@@ -305,7 +306,7 @@ class Elementwise:
         cut = (channels, inner, repeats) if repeats else (channels, inner)
         types_: Any = precision
         if type(scale) is np.ndarray:
-            types_ = scale.dtype, zero_point.dtype, precision[2]
+            types_ = scale.dtype, zero_point.dtype, precision.code
         args = (*where, *cut, x, scale, zero_point, *constants, y, mask)
         dtypes = key(x) if type(x) is np.ndarray else tuple(map(key, x))
         kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
@@ -316,7 +317,7 @@ class ElementwiseOfSeveral(Elementwise):
 
     def run(  # type: ignore[override]
         self, granularity: Granularity, inputs: tuple[Array, ...], scale: Any, zero_point: Any,
-        constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Array,
+        constants: tuple[Any, Any, Any], precision: Precision, y: Array,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
         n, outputs = y.size, (y, None)

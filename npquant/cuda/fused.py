@@ -14,7 +14,7 @@ from npquant.cuda.qparams import (
     observe_fbgemm,
     observe_fbgemm_symmetric,
 )
-from npquant.dtypes import int32
+from npquant.dtypes import Precision, int32
 from npquant.layout import PER_TENSOR, Granularity
 
 
@@ -27,7 +27,7 @@ class Fused:
     def __call__(
         self, granularity: Granularity, x: Any, observing: bool, constant: float, low: Any,
         high: Any, bounds: tuple[int, int], eps: float, scale: Any, zero_point: Any,
-        precision: tuple[str, str, str], y: Any, mask: Any,
+        precision: Precision, y: Any, mask: Any,
     ) -> None:  # fmt: skip
         """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
         if observing:

@@ -19,7 +19,7 @@ from npquant.cuda.elements import ANY, BESIDE, BLOCK, WHOLE, Formula, Shortcut, 
 from npquant.cuda.target import SIMULATED, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS
 from npquant.cuda.walk import pieces
-from npquant.dtypes import NARROW
+from npquant.dtypes import NARROW, Precision
 from npquant.formulas.base import formula
 from npquant.layout import PER_TENSOR, Granularity, Layout
 
@@ -224,17 +224,17 @@ class Elementwise:
         scale: Any,
         zero_point: Any,
         constants: tuple[Any, Any, Any],
-        precision: tuple[str, str, str],
+        precision: Precision,
         y: Any,
         mask: Any = None,
         given: bool = False,
     ) -> None:
         """Run over `x`; whether `y` was `given` makes no difference here."""
-        if precision[2] == "wide" and self._wide is not None:
+        if precision.code == "wide" and self._wide is not None:
             self._wide(granularity, x, scale, zero_point, constants, precision, y, mask)
             return
         outputs = (y,) if mask is None else (y, mask)
-        kinds = precision[0], precision[1], (precision[2],) * 3
+        kinds = precision.scale, precision.zero_point, (precision.code,) * 3
         self.map(granularity, (x,), scale, zero_point, constants, kinds, outputs)
 
 
@@ -254,10 +254,10 @@ class ElementwiseOfSeveral(Elementwise):
 
     def __call__(  # type: ignore[override]
         self, granularity: Granularity, inputs: tuple[Any, ...], scale: Any, zero_point: Any,
-        constants: tuple[Any, Any, Any], precision: tuple[str, str, str], y: Any,
+        constants: tuple[Any, Any, Any], precision: Precision, y: Any,
     ) -> None:  # fmt: skip
         """Run over `inputs`."""
-        kinds = precision[0], precision[1], (precision[2],) * 3
+        kinds = precision.scale, precision.zero_point, (precision.code,) * 3
         self.map(granularity, inputs, scale, zero_point, constants, kinds, (y,))
 
 

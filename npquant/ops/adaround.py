@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
+from npquant.dtypes import Precision
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, repeated
@@ -99,11 +100,11 @@ def adaround_init(
         if done is not None:
             return done
     s = _scale(x, scale, shapes)
-    dtype, names = _COMPUTED[x.dtype]
+    dtype, precision = _COMPUTED[x.dtype]
     y = checks.output(out, x, dtype, _SCALE, (scale,))
     # There are no zero points; the scales fill their place.
     kernel = backend.of(x).adaround_init
-    kernel(granularity, x, s, s, (0, 0, 0), names, y, given=out is not None)
+    kernel(granularity, x, s, s, (0, 0, 0), precision, y, given=out is not None)
     return y
 
 
@@ -618,9 +619,9 @@ def adaround_regularizer_backward(
     if there:
         w = arrays.cast(checks.parameters(weight, "weight", checks.ONE, v), v.dtype)
     y = checks.output(out, v, v.dtype, ("beta", "weight"), (beta, weight), "V")
-    _, names = _COMPUTED[v.dtype]
+    _, precision = _COMPUTED[v.dtype]
     kernel = backend.of(v).adaround_regularizer_backward
-    kernel(layout.PER_TENSOR, v, b, w, (0, 0, 0), names, y)
+    kernel(layout.PER_TENSOR, v, b, w, (0, 0, 0), precision, y)
     return y
 
 
@@ -632,7 +633,9 @@ _SCALE, _ALL, _GRADIENT = ("scale",), ("V", *checks.QPARAM), ("grad", "V", *chec
 #: Dtypes of scales and zero points, as they mostly come.
 _CODES = (*dtypes.CODES, (dtypes.float32, dtypes.int64))
 #: In which dtype V is computed, and its name, of scale, zero point and constants alike.
-_COMPUTED = {x: (dtypes.compute(x), (dtypes.compute(x).name,) * 3) for x in dtypes.FLOATS}
+_COMPUTED = {
+    x: (dtypes.compute(x), Precision(*(dtypes.compute(x).name,) * 3)) for x in dtypes.FLOATS
+}
 
 
 @checks.remembered
@@ -689,7 +692,7 @@ def _plan(
     backward = kernel == "adaround_soft_backward"
     form = Form(
         kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes, constants,
-        (name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
+        Precision(name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
         _GRADIENT if backward else _ALL, place=int(backward),
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
+from npquant.dtypes import Precision
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, no_fast_path, repeated
 from npquant.owners import Array
@@ -290,17 +291,17 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
         z = z if type(z) is int else arrays.cast(z, dtypes.int32)
     else:
         s, z = checks.tensor_numbers(scale, zero_point, type(x))
-    names, (lo, hi, _) = form.precision, form.constants
+    precision, (lo, hi, _) = form.precision, form.constants
     if type(z) is not int:  # on a GPU, where nobody looks how large it is
-        names = names[0], "wide", "wide"
+        precision = Precision(precision.scale, "wide", "wide")
     elif z > dtypes.EXACT32 or z < -dtypes.EXACT32:
-        names = dtypes.affine_precision(x.dtype, lo, hi, z)
+        precision = dtypes.affine_precision(x.dtype, lo, hi, z)
     y, mask = checks.output_and_mask(x, True)
     lib = backend.of(x)
     if not enabled:
         lib.copy(x, y, mask)
         return y, mask
-    getattr(lib, form.kernel)(form.granularity, x, s, z, form.constants, names, y, mask)
+    getattr(lib, form.kernel)(form.granularity, x, s, z, form.constants, precision, y, mask)
     return y, mask
 
 
@@ -915,14 +916,14 @@ def _tensor(
     Of qparams in arrays, the zero point may be any integer.
     """
     lo, hi = checks.bounds(quant_min, quant_max, kind)
-    names, constants = dtypes.affine_precision(dtype, lo, hi), (lo, hi, 0)
+    precision, constants = dtypes.affine_precision(dtype, lo, hi), (lo, hi, 0)
     kernel = "fake_quantize_per_tensor" + "_by_division" * checks.divides(rounding)
     exact = -dtypes.EXACT32, dtypes.EXACT32
     shapes, kinds, within = (
         (checks.ONE, dtypes.CODES, exact) if in_arrays else ((), PYTHON_NUMBERS, (lo, hi))
     )
     form = Form(
-        kernel, shape, dtype, layout.PER_TENSOR, shapes, constants, names, dtype, kinds, within,
+        kernel, shape, dtype, layout.PER_TENSOR, shapes, constants, precision, dtype, kinds, within,
         checks.QPARAM, masked=masked,
     )  # fmt: skip
 
@@ -945,20 +946,20 @@ def _channels(
     found = checks.channels(shape, axis)
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
-    names, given = dtypes.affine_precision(dtype, lo, hi), checks.QPARAM
+    precision, given = dtypes.affine_precision(dtype, lo, hi), checks.QPARAM
     decomposed = kernel == "fake_quantize_decomposed"
     if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-dtypes.EXACT32, dtypes.EXACT32), checks.QPARAMS
     form = Form(
         kernel + "_by_division" * checks.divides(rounding), shape, dtype,
-        *found, (lo, hi, 0), names, dtype, dtypes.CODES, within, given, masked=masked,
+        *found, (lo, hi, 0), precision, dtype, dtypes.CODES, within, given, masked=masked,
     )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, Any]:
         run = _decomposed if decomposed else _per_channel
         return run(x, s, z, axis, lo, hi, rounding, masked, out)
 
-    if kind is np.ndarray and decomposed and names[2] != "float32":
+    if kind is np.ndarray and decomposed and precision.code != "float32":
         return form, no_fast_path
     return form, fast_path(kind, form, anew)
 
@@ -975,7 +976,7 @@ def _per_channel(
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done
-    kernel, names, (lo, hi, _) = form.kernel, form.precision, form.constants
+    kernel, precision, (lo, hi, _) = form.kernel, form.precision, form.constants
     qparams = checks.usual(scale, zero_point, form.shapes, checks.LOOK_AT_CODES, lo, hi, x)
     if qparams is None:
         s = checks.scales_float32(scale, "scale", form.shapes, x)
@@ -985,9 +986,10 @@ def _per_channel(
                 z = arrays.cast(z, dtypes.float32)
             checks.all_finite(z, "zero_point")
             if checks.divides(rounding):
-                names = "float32", "wide", "wide"
+                precision = Precision("float32", "wide", "wide")
             else:
-                half, names = z.dtype == dtypes.float16, ("float32", "float64", "float64")
+                half = z.dtype == dtypes.float16
+                precision = Precision("float32", "float64", "float64")
                 kernel = f"fake_quantize_{'half' if half else 'float'}_zero_point"
         else:
             checks.in_range(z, "zero_point", lo, hi)
@@ -996,7 +998,7 @@ def _per_channel(
     s, z = qparams
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
     run, given = getattr(backend.of(x), kernel), out is not None
-    run(form.granularity, x, s, z, form.constants, names, y, mask, given=given)
+    run(form.granularity, x, s, z, form.constants, precision, y, mask, given=given)
     return y, mask
 
 
@@ -1014,7 +1016,7 @@ def _decomposed(
         return done
     double, qparams, kernel = x.dtype == dtypes.float64, None, form.kernel
     shapes = form.shapes
-    if form.precision[2] == "float32":
+    if form.precision.code == "float32":
         qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, *form.within, x)
     if qparams is None:
         kernel = kernel.replace("decomposed", "decomposed_wide")
@@ -1027,8 +1029,8 @@ def _decomposed(
     run = getattr(backend.of(x), kernel)
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAMS, (scales, zero_points))
     code = "float64" if double else "float32"
-    names, given = ("float32", code, code), out is not None
-    run(form.granularity, x, s, z, form.constants, names, y, mask, given=given)
+    precision, given = Precision("float32", code, code), out is not None
+    run(form.granularity, x, s, z, form.constants, precision, y, mask, given=given)
     return y, mask
 
 

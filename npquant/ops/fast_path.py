@@ -22,7 +22,7 @@ from npquant.cpu.loops import PAST, past_pays
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, contiguous, plain
-from npquant.dtypes import DType
+from npquant.dtypes import DType, Precision
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 from npquant.meta import ArraySpec
 from npquant.owners import Array
@@ -185,7 +185,7 @@ class Form(NamedTuple):
     #: Those of the kernel, and the types of a scale, of a zero point and of them, as `Elementwise`
     #: takes both. Of codes the last constant is what a NaN becomes.
     constants: tuple[Any, ...]
-    precision: tuple[str, str, str]
+    precision: Precision
     #: The dtype of the result.
     target: DType
     #: The dtypes that arrays of qparams may have, and bounds of the zero points.
@@ -224,7 +224,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
         names, place, masked, inverse, past,
     ) = form  # fmt: skip
-    n, code = prod(shape), precision[2]
+    n, code = prod(shape), precision.code
     # A kernel's public name is the method `run` of its `Elementwise`.
     op, beyond = getattr(cpu, kernel).__self__, None
     run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
@@ -355,7 +355,7 @@ def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
     n, run = prod(shape), None
     if kind is np.ndarray:
         of = getattr(cpu, form.kernel)
-        run = of.at_once(form.granularity, shape, dtype, form.precision[2])
+        run = of.at_once(form.granularity, shape, dtype, form.precision.code)
     if run is None:
         return repeated(kind, anew, 1)
     lo, hi, factor = map(float, form.constants)
@@ -573,7 +573,7 @@ class Step(NamedTuple):
     bounds: tuple[int, int]
     eps: float
     #: Of a scale, a zero point and codes.
-    precision: tuple[str, str, str]
+    precision: Precision
     #: Whether there is a mask, too.
     masked: bool
 
@@ -583,7 +583,7 @@ def fast_step(kind: type, step: Step, anew: Any = None) -> FastPath:
     (
         kernel, _, shape, dtype, _, shapes, kinds, constant, bounds, eps, precision, masked
     ) = step  # fmt: skip
-    n, code = prod(shape), precision[2]
+    n, code = prod(shape), precision.code
     if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
         return repeated(kind, anew, 0, _STATE)
     fused, (lo, hi) = getattr(cpu, kernel), bounds
@@ -621,7 +621,7 @@ def fast_rows(kind: type, step: Step, anew: Any) -> FastPath:
         kernel, _, shape, dtype, granularity, shapes, kinds, constant, bounds, eps, precision,
         masked,
     ) = step  # fmt: skip
-    n, (channels, inner, _), code = prod(shape), granularity, precision[2]
+    n, (channels, inner, _), code = prod(shape), granularity, precision.code
     if (
         kind is not np.ndarray
         or n != channels * inner

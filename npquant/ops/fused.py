@@ -263,12 +263,13 @@ def _plan(
     """The step, whether it is per row, and what does it all at once if it can."""
     c = checks.finite(averaging_const, "averaging_const", kind)
     bounds = _int32_bounds(quant_min, quant_max, kind)
-    names = dtypes.affine_precision(dtype, *bounds)
+    precision = dtypes.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant", kind)
     step = Step(
         "fused_fbgemm" + "_symmetric" * symmetric, symmetric, shape, dtype,
-        layout.whole(prod(shape)), checks.ONE, _ZERO_POINTS, c, bounds, SMALL_SCALE, names, masked,
+        layout.whole(prod(shape)), checks.ONE, _ZERO_POINTS, c, bounds, SMALL_SCALE, precision,
+        masked,
     )  # fmt: skip
     if per_row:
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")

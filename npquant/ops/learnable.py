@@ -10,6 +10,7 @@ from math import inf, prod
 from typing import Any
 
 from npquant import arrays, backend, checks, dtypes, layout
+from npquant.dtypes import Precision
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import Form, fast_backward, fast_path, no_fast_path
@@ -860,7 +861,7 @@ def _plan(
     factor = checks.finite(grad_factor, "grad_factor", kind)
     form = Form(
         kernel, shape, dtype, *found, (lo, hi, factor if rounding else 0.0),
-        ("float32", "float32", dtypes.precision(dtype, lo, hi)), dtype, dtypes.LEARNED,
+        Precision("float32", "float32", dtypes.precision(dtype, lo, hi)), dtype, dtypes.LEARNED,
         (-inf, inf), checks.QPARAM,
     )  # fmt: skip
     told = form, no_fast_path
@@ -907,7 +908,7 @@ def _backward(
     a, b = u.dtype, v.dtype
     slope = arrays.new(x, u.shape, a if a in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
     shift = arrays.new(x, v.shape, b if b in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
-    run, code = getattr(backend.of(x), form.kernel), form.precision[2]
+    run, code = getattr(backend.of(x), form.kernel), form.precision.code
     run(
         form.granularity, g, x, s, z, form.constants, code, y, arrays.flat(slope),
         arrays.flat(shift),

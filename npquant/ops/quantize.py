@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
+from npquant.dtypes import Precision
 from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, no_fast_path
 from npquant.owners import Array, on_device
 
@@ -127,8 +128,8 @@ def quantize_per_tensor(
         return done[0]
     s, z, kinds = _inverse(x, scale, zero_point, not form.inverse)
     y = checks.output(out, x, target, checks.QPARAM, (scale, zero_point))
-    run, names = getattr(backend.of(x), form.kernel), (*kinds, form.precision[2])
-    run(form.granularity, x, s, z, form.constants, names, y, given=out is not None)
+    run, precision = getattr(backend.of(x), form.kernel), Precision(*kinds, form.precision.code)
+    run(form.granularity, x, s, z, form.constants, precision, y, given=out is not None)
     return y
 
 
@@ -221,7 +222,7 @@ def dequantize_per_tensor(
     z = _rounded_once(z, computed)
     s = arrays.cast(s, computed) if on_device(s) else s
     y = checks.output(out, q, form.target, checks.QPARAM, (scale, zero_point))
-    _dequantize(form, q, s, z, (computed.name, "float64", "float32"), y, out is not None)
+    _dequantize(form, q, s, z, Precision(computed.name, "float64", "float32"), y, out is not None)
     return y
 
 
@@ -812,7 +813,7 @@ def dequantize_per_channel_group(
 #: Zero points up to here, and their differences with codes, are exact in float32.
 _SMALL = dtypes.EXACT32
 #: What stands for the bounds of codes, and in which precision, where nothing is clamped.
-_NO_CODES, _IN_FLOAT32 = (0, 0, 0), ("float32", "float32", "float32")
+_NO_CODES, _IN_FLOAT32 = (0, 0, 0), Precision("float32", "float32", "float32")
 
 
 @checks.remembered
@@ -825,7 +826,7 @@ def _tensor(
     divide, end = checks.divides(rounding), checks.SMALL_ZERO_POINT
     form = Form(
         _by_division(target) if divide else "quantize_per_tensor", shape, dtype, layout.PER_TENSOR,
-        (), constants, (dtypes.compute(dtype).name, "int32", code), target, PYTHON_NUMBERS,
+        (), constants, Precision(dtypes.compute(dtype).name, "int32", code), target, PYTHON_NUMBERS,
         (-end, end), checks.QPARAM, inverse=not divide,
     )  # fmt: skip
 
@@ -861,8 +862,8 @@ def _codes(
     end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
     form = Form(
         _by_division(target) if divide else kernel, shape, dtype, *found, constants,
-        ("float32", "float32", code), target, dtypes.KEPT if rows else dtypes.CODES, (-end, end),
-        checks.QPARAMS,
+        Precision("float32", "float32", code), target, dtypes.KEPT if rows else dtypes.CODES,
+        (-end, end), checks.QPARAMS,
     )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
@@ -887,7 +888,7 @@ def _from_tensor(shape: tuple[int, ...], out_dtype: Any, *bounds: Any) -> Plan:
     if _narrow(result, dtype):
         kernel, precision, within = "dequantize_promoted", _IN_FLOAT32, _exact_within(dtype)
     else:
-        precision = dtypes.compute(result).name, "float64", "float32"
+        precision = Precision(dtypes.compute(result).name, "float64", "float32")
         kernel, within = "dequantize", (-end, end)
     form = Form(
         kernel, shape, dtype, layout.PER_TENSOR, (), _NO_CODES, precision, result, PYTHON_NUMBERS,
@@ -1018,13 +1019,15 @@ def _quantize_rows(plan: Plan, x: Array, scales: Any, zero_points: Any, out: Any
     return y
 
 
-def _dequantize(form: Form, q: Array, s: Any, z: Any, names: Any, y: Array, given: bool) -> None:
+def _dequantize(
+    form: Form, q: Array, s: Any, z: Any, precision: Precision, y: Array, given: bool
+) -> None:
     """Each step is rounded to the dtype of the output, where any but the last can matter."""
     lib = backend.of(q)
     run = lib.dequantize
     if _narrow(form.target, q.dtype) and _exact(z, q.dtype):
-        run, names = lib.dequantize_promoted, _IN_FLOAT32
-    run(form.granularity, q, s, z, form.constants, names, y, given=given)
+        run, precision = lib.dequantize_promoted, _IN_FLOAT32
+    run(form.granularity, q, s, z, form.constants, precision, y, given=given)
 
 
 def _narrow(result: dtypes.DType, dtype: dtypes.DType) -> bool:
@@ -1069,8 +1072,8 @@ def _dequantize_rows(
     lib = backend.of(q)
     in_integers = type(z) is np.ndarray and z.dtype == dtypes.int64
     run = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted
-    names, given = ("float32", code, "float32"), out is not None
-    run(form.granularity, q, s, z, form.constants, names, y, given=given)
+    precision, given = Precision("float32", code, "float32"), out is not None
+    run(form.granularity, q, s, z, form.constants, precision, y, given=given)
     return y
 
 
