@@ -248,7 +248,7 @@ def key_of(name):
     return next(key for key in ("input", "grad", "V") if key in CALLS[name](np.ones((4, 4)), 0))
 
 
-@pytest.mark.parametrize("name", ["quantize_per_token", "adaround_hard", "choose_qparams"])
+@pytest.mark.parametrize("name", ["choose_qparams"])
 def test_most_that_is_packed(name, monkeypatch):
     """What is larger goes the long way, which makes no copy of it."""
     asked, of = [], backend.of
@@ -256,6 +256,49 @@ def test_most_that_is_packed(name, monkeypatch):
     for rows in (fast_path.PIECE // 16, fast_path.PIECE // 16 + 1):
         results(name, laid(usual(name, (rows, 16)), LYING["steps"]))
         assert bool(asked) == (rows * 16 > fast_path.PIECE)
+
+
+ELEMENTWISE = [
+    name
+    for name in OPS
+    if name.startswith("adaround")
+    or ("quant" in name and "fused" not in name and not name.endswith(("backward", "dynamic")))
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("how", ["steps", "rows", "backward", "broadcast"])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_large_data_with_gaps(name, how, threads, monkeypatch):
+    """More than is packed: one kernel reads them as they lie, to the bits of a copy."""
+    monkeypatch.setattr(target, "threads", lambda: threads)
+    kwargs = laid(usual(name, (300, 520)), LYING[how])
+    wanted = results(name, laid(kwargs, np.ascontiguousarray))
+    monkeypatch.setattr(backend, "of", None)
+    assert_same_and_alike(results(name, kwargs), wanted)
+    if "V" in kwargs:  # which may lie otherwise beside the input
+        for lay in (np.ascontiguousarray, np.asfortranarray):
+            assert_same_and_alike(results(name, laid(kwargs, lay, ["V"])), wanted)
+
+
+def test_wrong_qparams_of_large_data_with_gaps():
+    """They are looked at, as those of other data."""
+    x, wrong = np.ones((130, 272), np.float32)[:, ::-2], (0.0, -1.0, np.inf, np.nan)
+    scale, zero_point = np.ones(130, np.float32), np.zeros(130, np.int32)
+    for s in wrong:
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            nq.quantize_per_tensor(x, s, 0, -8, 7, np.int8)
+        scale[-1] = s
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            nq.fake_quantize_per_channel_affine(x, scale, zero_point, 0, -8, 7)
+    for s in (*wrong, 1e-46, 1e39):
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            nq.fake_quantize_per_tensor_affine(x, s, 0, -8, 7)
+    scale[-1], zero_point[-1] = 1, 8
+    with pytest.raises(ValueError, match=r"zero_point must lie within -8\.\.7, got 8"):
+        nq.fake_quantize_per_channel_affine(x, scale, zero_point, 0, -8, 7)
+    with pytest.raises(ValueError, match="zero_point"):
+        nq.fake_quantize_per_tensor_affine(x, 1.0, 8, -8, 7)
 
 
 @pytest.mark.parametrize("how", LYING)

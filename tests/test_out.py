@@ -456,7 +456,8 @@ def test_past_the_caches_in_parts(name, kernels, monkeypatch):
     (expected,) = results(name, kwargs)
     data = next(key for key in DATA if key in kwargs)
     scales = next(a for key, a in kwargs.items() if key.startswith("scale"))
-    monkeypatch.setattr(walk, "_by_views", walk._by_views.__wrapped__)  # which remembers SCALES
+    found_anew = walk.seen_at_once.__wrapped__  # which remembers SCALES
+    monkeypatch.setattr(walk, "seen_at_once", found_anew)
     monkeypatch.setattr(walk, "SCALES", scales.size // 3)
     monkeypatch.setattr(loops, "PAST", expected.nbytes)
     out = np.zeros_like(expected, order="F")

@@ -40,6 +40,7 @@ from npquant.checks.calls import (
     tokens,
 )
 from npquant.checks.numbers import (
+    BELOW,
     BEYOND,
     ONE,
     at_least,

@@ -23,8 +23,11 @@ _LEAST_FLOAT32, _BEYOND_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
 #: The shapes of an array that may stand for one number of a tensor.
 ONE: tuple[tuple[int, ...], ...] = ((1,), ())
 
-#: What does not round to a finite number of a dtype.
-BEYOND = {float32: _BEYOND_FLOAT32, float64: math.inf}
+#: The greatest number that rounds to 0 in a dtype, and the least that does not to a finite one.
+BELOW, BEYOND = (
+    {float32: _LEAST_FLOAT32, float64: 0.0},
+    {float32: _BEYOND_FLOAT32, float64: math.inf},
+)
 
 #: Dtypes of arrays that are on or off as they are.
 _SWITCHES = INTEGERS | {bool_}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -37,9 +38,18 @@ from npquant.cpu.target import (
     array_type,
     array_types,
 )
-from npquant.cpu.walk import PIECE, Piece, contiguous, pieces, plain, turned_to_memory
+from npquant.cpu.walk import (
+    PIECE,
+    Piece,
+    contiguous,
+    flattened,
+    pieces,
+    plain,
+    seen_at_once,
+    turned_to_memory,
+)
 from npquant.dtypes import FLOAT8, DType, Precision, bfloat16, bool_, compute, float16
-from npquant.layout import Granularity
+from npquant.layout import Granularity, dense_strides
 
 Array = np.ndarray[Any, Any]
 
@@ -85,6 +95,18 @@ def past_pays(x: DType, y: DType, inner: int) -> bool:
         if short or x.itemsize == _TWO_BYTES or (x in FLOAT8 and y == bfloat16):
             return False
     return y.itemsize >= x.itemsize
+
+
+class Taking(NamedTuple):
+    """How a kernel takes data that lie so."""
+
+    kernel: Kernel
+    #: How many items there are, and how many of them are a parallel segment.
+    items: int
+    grain: int
+    #: What the kernel is told before the data, and what stands for an array in its key.
+    told: tuple[Any, ...]
+    key: Callable[[Array], Any]
 
 
 class Elementwise:
@@ -292,9 +314,19 @@ class Elementwise:
         constants: tuple[Any, Any, Any], precision: Precision, y: Array,
         mask: Array | None = None, past: bool = False,
     ) -> None:  # fmt: skip
-        channels, inner, repeats, first, views = piece
         if n == 0:
             return
+        kernel, items, grain, told, key = self._taking(piece, n, past)
+        types_: Any = precision
+        if type(scale) is np.ndarray:
+            types_ = scale.dtype, zero_point.dtype, precision.code
+        args = (*told, x, scale, zero_point, *constants, y, mask)
+        dtypes = key(x) if type(x) is np.ndarray else tuple(map(key, x))
+        kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
+
+    def _taking(self, piece: Piece, n: int, past: bool = False) -> Taking:
+        """How `n` elements are taken that are cut so."""
+        channels, inner, repeats, first, views = piece
         # Past the caches go results that are flat, of data that are not.
         if apart := views is not None:
             past = past and not views.rows[0, 0, 0] and bool(views.rows[2:, 0, 0].any())
@@ -304,12 +336,30 @@ class Elementwise:
         if views is not None:
             where, key, grain = (views.rows,), _dtype, max(grain, views.piece * items // n)
         cut = (channels, inner, repeats) if repeats else (channels, inner)
-        types_: Any = precision
-        if type(scale) is np.ndarray:
-            types_ = scale.dtype, zero_point.dtype, precision.code
-        args = (*where, *cut, x, scale, zero_point, *constants, y, mask)
-        dtypes = key(x) if type(x) is np.ndarray else tuple(map(key, x))
-        kernel(items, n, args, (dtypes, y.dtype, types_, mask is None), grain)
+        return Taking(kernel, items, grain, (*where, *cut), key)
+
+    def of_data_apart(
+        self, granularity: Granularity, code: str, data: tuple[strided.Lying, ...], target: DType,
+        masked: bool,
+    ) -> tuple[Taking, Callable[[Array], Array]] | None:  # fmt: skip
+        """How one kernel takes aligned data that lie so, not all dense, and as what it is given.
+
+        Results are new, and in C order. None where it is not one kernel.
+        """
+        if code == "wide" and self._wide is not None:
+            return self._wide.of_data_apart(granularity, code, data, target, masked)
+        shape, *_ = data[0]
+        axes = tuple(range(len(shape)))
+        flat = [
+            (shape, dense_strides(shape, axes, d.itemsize), d.itemsize) for d in (target, bool_)
+        ]
+        results = flat if masked else [flat[0], None]
+        seen = seen_at_once(granularity, 2, *results, *data)
+        if seen is None:
+            return None
+        piece, _ = seen  # in C order, as the results are
+        as_given = strided.forward if piece.views else flattened
+        return self._taking(piece, prod(shape)), as_given
 
 
 class ElementwiseOfSeveral(Elementwise):

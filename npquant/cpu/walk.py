@@ -78,19 +78,19 @@ def pieces(
         return
     if apart and size > PIECE and all(map(strided.aligned, arrays)):
         lying = [None if a is None else strided.lying(a) for a in (*outputs, *inputs)]
-        way = _by_views(granularity, len(outputs), *lying)
+        way = seen_at_once(granularity, len(outputs), *lying)
         if way is not None:
             piece, order = way
             every: list[Any] = [*inputs, *outputs]
             if order is not None:
                 every = [a if a is None else a.transpose(order) for a in every]
-            seen = strided.forward if piece.views else _flat
+            seen = strided.forward if piece.views else flattened
             yield piece, [a if a is None else seen(a) for a in every], qparams
             return
     alike, order = _common_order(arrays)
     if alike:
         layout = granularity.layout(shape, order)
-        flat = [a if a is None else _flat(a, order) for a in (*inputs, *outputs)]
+        flat = [a if a is None else flattened(a, order) for a in (*inputs, *outputs)]
         if layout is not None:
             yield Piece(layout.channels, layout.inner or size), flat, qparams
             return
@@ -120,7 +120,7 @@ def pieces(
 
 
 @lru_cache(maxsize=256)
-def _by_views(
+def seen_at_once(
     granularity: Granularity, outputs: int, *lying: strided.Lying | None
 ) -> tuple[Piece, tuple[int, ...] | None] | None:
     """How one call takes aligned arrays that lie so: the piece, and the order to see the axes in.
@@ -216,7 +216,7 @@ def _lie_alike(*lying: strided.Lying) -> tuple[bool, tuple[int, ...] | None]:
     return order is not None, order
 
 
-def _flat(a: Array, order: tuple[int, ...] | None = None) -> Array:
+def flattened(a: Array, order: tuple[int, ...] | None = None) -> Array:
     return (a if order is None else a.transpose(order)).reshape(-1)
 
 
@@ -264,7 +264,7 @@ def channel_pieces(
         found = granularity.layout(arrays[0].shape, None)
     if isinstance(found, Layout):
         everything = slice(0, granularity.channels), slice(0, -(-count // tile))
-        yield found, *everything, [_flat(a, order) for a in arrays]
+        yield found, *everything, [flattened(a, order) for a in arrays]
         return
     arrays = [_channels_first(granularity, a) for a in arrays]
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.

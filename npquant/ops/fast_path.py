@@ -16,6 +16,7 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.cpu import dynamic, strided
+from npquant.cpu.checks import Looks
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST, past_pays
@@ -256,6 +257,41 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         there = form._replace(shape=lying, granularity=Granularity(*cut, None), past=False)
         return fast_path(kind, there)
 
+    looks, of_scales = Looks(*kinds), np.dtype(precision.scale)
+    below, beyond_all = checks.BELOW[of_scales], checks.BEYOND[of_scales]
+
+    def taking(strides: Any) -> Any:
+        """How one kernel takes data with gaps, too many to be packed; None of what are dense."""
+        kinds = dtype if isinstance(dtype, tuple) else (dtype,)
+        every = strides if several else (strides,)
+        data = tuple([(shape, s, d.itemsize) for s, d in zip(every, kinds, strict=True)])
+        dense = order_of_strides(*data[place]) is not None
+        if dense or any(step % size for _, steps, size in data for step in steps):
+            return None
+        return op.of_data_apart(granularity, code, data, target, masked)
+
+    with_gaps = Entries(taking)
+
+    def apart(
+        found: Any, x: Any, scale: Any, zero_point: Any, given: Any
+    ) -> tuple[Array, Any] | None:
+        """The same of data with gaps, as they lie, once what there is to look at is looked at."""
+        types: Any = precision
+        if given is _NUMBERS:
+            good = given in known and below < scale < beyond_all
+        else:
+            types, look = (*given, code), looks[given]
+            good = look is not None and look(scale.size, scale, zero_point, least, most)
+        if not good:
+            return None
+        (kernel, items, grain, told, key_of), as_given = found
+        x = tuple(map(as_given, x)) if several else as_given(x)
+        of_x = tuple(map(key_of, x)) if several else key_of(x)
+        y, mask = _empty(shape, target), _empty(shape, _BOOL) if masked else None
+        args = (*told, x, scale, zero_point, lo, hi, nan, y, mask)
+        kernel(items, n, args, (of_x, target, types, not masked), grain)
+        return y, mask
+
     in_order = Entries(lambda order: turned(tuple([shape[i] for i in order]), order))
 
     def onto(x: Any, scale: Any, zero_point: Any, out: Any) -> tuple[Array, Any] | None:
@@ -278,14 +314,21 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
+        found = None
         if several:
             as_it_is = all(map(_is_carray, x)) or all(map(plain, x))
         else:
             as_it_is = x.flags.carray or plain(x)
         if not as_it_is:
-            if out is None:
+            if out is not None:
+                return onto(x, scale, zero_point, out)
+            if n > PIECE:
+                if several and all(a.flags.aligned for a in x):
+                    found = with_gaps[tuple([a.strides for a in x])]
+                elif not several and x.flags.aligned:
+                    found = with_gaps[x.strides]
+            if found is None:
                 return by_strides[(x[place] if several else x).strides](x, scale, zero_point)
-            return onto(x, scale, zero_point, out)
         if beyond is not None and out is not None:
             return beyond(x, scale, zero_point, out)
         qparams = scale, zero_point
@@ -303,6 +346,8 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
             given = scale.dtype, zero_point.dtype
         else:
             return None
+        if found is not None:
+            return apart(found, x, scale, zero_point, given)
         entry = entries[given]
         if entry is None:
             return None
