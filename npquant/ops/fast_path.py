@@ -257,41 +257,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         there = form._replace(shape=lying, granularity=Granularity(*cut, None), past=False)
         return fast_path(kind, there)
 
-    looks, of_scales = Looks(*kinds), np.dtype(precision.scale)
-    below, beyond_all = checks.BELOW[of_scales], checks.BEYOND[of_scales]
-
-    def taking(strides: Any) -> Any:
-        """How one kernel takes data with gaps, too many to be packed; None of what are dense."""
-        kinds = dtype if isinstance(dtype, tuple) else (dtype,)
-        every = strides if several else (strides,)
-        data = tuple([(shape, s, d.itemsize) for s, d in zip(every, kinds, strict=True)])
-        dense = order_of_strides(*data[place]) is not None
-        if dense or any(step % size for _, steps, size in data for step in steps):
-            return None
-        return op.of_data_apart(granularity, code, data, target, masked)
-
-    with_gaps = Entries(taking)
-
-    def apart(
-        found: Any, x: Any, scale: Any, zero_point: Any, given: Any
-    ) -> tuple[Array, Any] | None:
-        """The same of data with gaps, as they lie, once what there is to look at is looked at."""
-        types: Any = precision
-        if given is _NUMBERS:
-            good = given in known and below < scale < beyond_all
-        else:
-            types, look = (*given, code), looks[given]
-            good = look is not None and look(scale.size, scale, zero_point, least, most)
-        if not good:
-            return None
-        (kernel, items, grain, told, key_of), as_given = found
-        x = tuple(map(as_given, x)) if several else as_given(x)
-        of_x = tuple(map(key_of, x)) if several else key_of(x)
-        y, mask = _empty(shape, target), _empty(shape, _BOOL) if masked else None
-        args = (*told, x, scale, zero_point, lo, hi, nan, y, mask)
-        kernel(items, n, args, (of_x, target, types, not masked), grain)
-        return y, mask
-
+    with_gaps = Entries(lambda strides: _with_gaps(form, (lo, hi, nan), strides))
     in_order = Entries(lambda order: turned(tuple([shape[i] for i in order]), order))
 
     def onto(x: Any, scale: Any, zero_point: Any, out: Any) -> tuple[Array, Any] | None:
@@ -314,7 +280,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
     ) -> tuple[Array, Any] | None:
-        found = None
+        found: FastPath | None = None
         if several:
             as_it_is = all(map(_is_carray, x)) or all(map(plain, x))
         else:
@@ -347,7 +313,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         else:
             return None
         if found is not None:
-            return apart(found, x, scale, zero_point, given)
+            return found(x, scale, zero_point, given)
         entry = entries[given]
         if entry is None:
             return None
@@ -377,6 +343,50 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         call, shape, read.itemsize, 2, turned, place if several else None
     )
     return call
+
+
+def _with_gaps(form: Form, constants: tuple[Any, Any, Any], strides: Any) -> FastPath | None:
+    """A function of data that are not dense and so many that they are not packed; else None.
+
+    It takes qparams, too, and what of them are `given`: two dtypes, or _NUMBERS. They are looked at
+    first, and then one kernel takes the data as they lie. With several arrays there are as many
+    `strides`.
+    """
+    dtype, shape, precision, target, masked = (
+        form.dtype, form.shape, form.precision, form.target, form.masked,
+    )  # fmt: skip
+    several = isinstance(dtype, tuple)
+    every = zip(strides, dtype, strict=True) if isinstance(dtype, tuple) else [(strides, dtype)]
+    data = tuple([(shape, steps, d.itemsize) for steps, d in every])
+    dense = order_of_strides(*data[form.place]) is not None
+    if dense or any(step % size for _, steps, size in data for step in steps):
+        return None
+    op = getattr(cpu, form.kernel).__self__
+    way = op.of_data_apart(form.granularity, precision.code, data, target, masked)
+    if way is None:
+        return None
+    (kernel, items, grain, told, key), as_given = way
+    n, looks, numbers = prod(shape), Looks(*form.kinds), _NUMBERS in form.kinds
+    below, beyond = (ends[np.dtype(precision.scale)] for ends in (checks.BELOW, checks.BEYOND))
+    least, most = map(float, form.within)
+
+    def apart(x: Any, scale: Any, zero_point: Any, given: Any) -> tuple[Array, Any] | None:
+        types: Any = precision
+        if given is _NUMBERS:
+            good = numbers and below < scale < beyond
+        else:
+            types, look = (*given, precision.code), looks[given]
+            good = look is not None and look(scale.size, scale, zero_point, least, most)
+        if not good:
+            return None
+        x = tuple(map(as_given, x)) if several else as_given(x)
+        of_x = tuple(map(key, x)) if several else key(x)
+        y, mask = _empty(shape, target), _empty(shape, _BOOL) if masked else None
+        args = (*told, x, scale, zero_point, *constants, y, mask)
+        kernel(items, n, args, (of_x, target, types, not masked), grain)
+        return y, mask
+
+    return apart
 
 
 def repeated(
