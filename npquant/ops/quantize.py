@@ -877,7 +877,7 @@ def _codes(
     return form, fast_path(kind, form, anew)
 
 
-# Of codes the bounds are only checked.
+# Of codes that are given the bounds are only checked.
 
 
 @checks.remembered
