@@ -893,8 +893,10 @@ def test_sums_follow_the_tree(shape, axis):
 #: Shapes on both sides of every constant by which channels that lie side by side are cut.
 BESIDE = (
     *((33, n) for n in (2, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129)),  # STRIP: some rows
-    *((50, n) for n in (255, 256, 257, 511, 513, 1000, 4096)),  # BLOCK and PART
+    *((50, n) for n in (255, 256, 257, 511, 513, 1000, 4096)),  # PART
     *((rows, 257) for rows in (63, 64, 65, 129)), (70, 513, 2), (37, 300, 8),  # TURNS
+    (70, 1535), (70, 1536), (130, 1537), (33, 2000), (140, 1537, 2),  # lanes that have no room
+    (19, 4097), (35, 8193), (18, 2049, 2), (17, 513, 8),  # LONG_ROW
     *((21, 256 // inner + k, inner) for inner in (2, 4, 8, 16) for k in (-1, 0, 1)),
     *((rows, n) for rows in (4095, 4096, 4097, 8200) for n in (2, 17)),  # TILE
     *((4097, n) for n in (65, 257)),

@@ -16,7 +16,7 @@ from npquant.cpu import table
 from npquant.cpu.borrowed import keep
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
-from npquant.cpu.fetching import fetch_to_second, to_line
+from npquant.cpu.fetching import to_line
 from npquant.cpu.lanes import TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
@@ -31,15 +31,21 @@ from npquant.primitives import each, item, masked, store
 STRIP, CHUNK = 256, 128
 #: Channels of a block at most: their lanes, 64 KiB, are on the stack and stay near.
 BLOCK = 256
-#: Elements of a row of a block at most, where channels lie side by side; and where these are more,
-#: elements of a part of a row, and rows whose terms of one lane are added together.
-BLOCK_ROW, PART, TURNS = 1024, 256, 4
+#: Where channels lie side by side: so many at most are done all at once, in rows of so many
+#: elements.
+MOST_BESIDE, BLOCK_ROW = 128, 1024
+#: Of more channels: elements of a row of a block at most, of a part of it, and rows whose terms of
+#: one lane are added together.
+LONG_ROW, PART, TURNS = 4096, 256, 4
 #: Elements of a channel at most that is summed together with others, in registers.
 SHORT = 512
 #: More than there are before a line of the cache.
 SPARE = 32
 # Both with room for the zeros after the last.
 _BLOCK_OF_LANES = 2 * (BLOCK * LANES + SPARE) + LANES
+# All lanes of rows of so many elements; of LONG_ROW those that wait, one more than log2(LANES).
+_ROWS_OF_A_SUM = LANES * 1536
+_ROWS_OF_LANES = 2 * _ROWS_OF_A_SUM
 _ROW_OF_TERMS, _PARTS_OF_TERMS = BLOCK_ROW + LANES, TURNS * PART + LANES
 _SUMS_TOGETHER, _TERMS_TOGETHER = 2 * TOGETHER, TOGETHER * SHORT
 _OF_LANES = np.uintp(2**64 - LANES)
@@ -175,7 +181,8 @@ def beside_of(parameters: Function, element: Function) -> Function:
                 start = s * apart + SPARE - head
                 for k in range(start, start + head):
                     lanes[k] = lanes[k + period]
-                _fold(lanes, start, channels, inner)
+                _fold_rows(lanes, start, LANES // inner, channels * inner)
+                _fold_within(lanes, start, channels, inner)
             for k in range(channels):
                 at = SPARE - head + k * inner
                 found = lanes[at], lanes[at + apart]
@@ -186,56 +193,71 @@ def beside_of(parameters: Function, element: Function) -> Function:
 
 
 def parts_of(parameters: Function, element: Function) -> Function:
-    """The same of more channels, a block at a time: lane after lane."""
+    """The same of more channels, a block at a time: the rows of one lane after those of another."""
 
     def parts(
         begin: Any, end: Any, look: Any, block: Any, channels: Any, inner: Any, count: Any,
         g: Any, x: Any, scale: Any, zero_point: Any, lo: Any, hi: Any, factor: Any, y: Any,
         sums: Any, grad_scale: Any, grad_zero_point: Any,
     ) -> Any:  # fmt: skip
-        """Tasks (outer, block of channels, tile)."""
+        """Tasks (outer, block of channels, tile).
+
+        Where lanes of whole rows have no room, those of `turn` rows are done one after another. As
+        lane i is folded with lane i + h, they come in the order of their numbers with the digits
+        reversed: then what was folded waits in log2(turn) + 1 places.
+        """
         if not usual(look, scale, zero_point, -np.inf, np.inf):
             return False
         constants = lo, hi, factor
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
-        lanes = local(_BLOCK_OF_LANES, 0.0)
+        lanes = local(_ROWS_OF_LANES, 0.0)
         terms = local(_PARTS_OF_TERMS, factor), local(_PARTS_OF_TERMS, factor)
         tiles, turn, blocks = sums.shape[2], LANES // inner, (channels + block - 1) // block
         for task in range(begin, end):
             some, tile = task // tiles, task % tiles
             lowest, c = some // blocks * channels, some % blocks * block
             width = min(block, channels - c)
-            line, origin = width * inner, lowest * count
+            line, origin = width * inner, lowest * count + c * inner
             table.fill(columns, c * inner, line, parameters, x, scale, zero_point,
                        lowest, channels, inner, constants, y)  # fmt: skip
-            clear(lanes, 2 * LANES * width)
-            n = (line + LANES - 1) // LANES * LANES
+            apart = (line + LANES - 1) // LANES * LANES
             top, stop = tile * TILE // inner, min(count, (tile + 1) * TILE) // inner
-            for lane in range(turn):
-                for first in range(top + lane, stop, turn * TURNS):
-                    m = 0
-                    for row in range(first, min(stop, first + turn * TURNS), turn):
-                        base = np.uintp(origin + (row * channels + c) * inner)
-                        if row + turn < stop:
-                            ahead = base + np.uintp(turn * channels * inner)
-                            fetch_to_second(g, ahead, line)
-                            fetch_to_second(x, ahead, line)
-                        to = np.uintp(m)
-                        for k in range(np.uintp(line)):
-                            v, p = g[base + k], table.take(columns, k, kind)
-                            inside, slope, shift = element(v, x[base + k], p, constants)
-                            store(y, base + k, masked(v, inside))
-                            terms[0][to + k], terms[1][to + k] = slope, shift
-                        to += np.uintp(line)
-                        for k in range(np.uintp(LANES)):  # a zero changes no sum
-                            terms[0][to + k] = terms[1][to + k] = 0
-                        m += n
-                    add_columns(lanes, lane * line, LANES * width, n, terms, m)
-            for s in range(2):
-                _fold(lanes, s * LANES * width, width, inner)
+            together = turn * apart <= _ROWS_OF_A_SUM
+            band = turn * TURNS if together else stop - top
+            for low in range(top, stop, band):
+                for turned in range(turn):
+                    lane, at = turned, turned * apart
+                    if not together:
+                        lane, at = _in_order_of_folding(turned, turn, apart)
+                    if low == top:
+                        _clear_both(lanes, at, apart)
+                    for first in range(low + lane, min(stop, low + band), turn * TURNS):
+                        last = min(stop, first + turn * TURNS)
+                        for part in range(0, line, PART):
+                            m, length = 0, min(PART, line - part)
+                            n = (length + LANES - 1) // LANES * LANES
+                            for row in range(first, last, turn):
+                                base = np.uintp(origin + row * channels * inner + part)
+                                to, column = np.uintp(m), np.uintp(part)
+                                for k in range(np.uintp(length)):
+                                    v, p = g[base + k], table.take(columns, column + k, kind)
+                                    inside, slope, shift = element(v, x[base + k], p, constants)
+                                    store(y, base + k, masked(v, inside))
+                                    terms[0][to + k], terms[1][to + k] = slope, shift
+                                to += np.uintp(length)
+                                for k in range(np.uintp(LANES)):  # a zero changes no sum
+                                    terms[0][to + k] = terms[1][to + k] = 0
+                                m += n
+                            add_columns(lanes, at + part, _ROWS_OF_A_SUM, n, terms, m)
+                    if not together:
+                        _fold_waiting(lanes, at, turned, apart)
+            for start in (0, _ROWS_OF_A_SUM):
+                if together:
+                    _fold_rows(lanes, start, turn, apart)
+                _fold_within(lanes, start, width, inner)
             for k in range(width):
-                found = lanes[k * inner], lanes[LANES * width + k * inner]
+                found = lanes[k * inner], lanes[_ROWS_OF_A_SUM + k * inner]
                 _give(found, lowest + c + k, tile, sums, grad_scale, grad_zero_point)
         return True
 
@@ -320,14 +342,51 @@ def clear(lanes: Any, n: Any) -> None:
 
 
 @called
-def _fold(lanes: Any, at: Any, width: Any, inner: Any) -> None:
-    """As `folded`, of the lanes of `width` channels, `inner` of each side by side, row by row."""
-    first, h = np.uintp(at), LANES // 2 * width
-    while h >= width * inner:  # row i takes row i + h
+def _clear_both(lanes: Any, at: Any, n: Any) -> None:
+    """The lanes of `parts` of both sums."""
+    for start in (at, at + _ROWS_OF_A_SUM):
+        first = np.uintp(start)
+        for k in range(np.uintp(n)):
+            lanes[first + k] = 0
+
+
+@called
+def _in_order_of_folding(turned: Any, turn: Any, apart: Any) -> Any:
+    """The lane that is the next one, and its place: behind what waits, one for each digit set."""
+    lane, at = 0, 0
+    while turn > 1:
+        turn //= 2
+        lane += turned % 2 * turn
+        at += turned % 2 * apart
+        turned //= 2
+    return lane, at
+
+
+@called
+def _fold_waiting(lanes: Any, at: Any, turned: Any, apart: Any) -> None:
+    """Add the lane at `at` to what waits before it, and so on, as many times as were two."""
+    while turned % 2:
+        at, turned = at - apart, turned // 2
+        for start in (at, at + _ROWS_OF_A_SUM):
+            first, second = np.uintp(start), np.uintp(start + apart)
+            for k in range(np.uintp(apart)):
+                lanes[first + k] += lanes[second + k]
+
+
+@called
+def _fold_rows(lanes: Any, at: Any, rows: Any, apart: Any) -> None:
+    """As `folded`, of rows of lanes: row i takes row i + h."""
+    first, h = np.uintp(at), rows // 2 * apart
+    while h >= apart:
         half = np.uintp(h)
         for k in range(half):
             lanes[first + k] += lanes[first + half + k]
         h //= 2
+
+
+@called
+def _fold_within(lanes: Any, at: Any, width: Any, inner: Any) -> None:
+    """The same of `inner` lanes of each channel, side by side."""
     h = inner // 2
     while h:
         for k in range(0, width * inner, inner):

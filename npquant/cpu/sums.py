@@ -11,6 +11,7 @@ and threads do not change a bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,6 +23,8 @@ from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.gradients import (
     BLOCK,
     BLOCK_ROW,
+    LONG_ROW,
+    MOST_BESIDE,
     PART,
     SHORT,
     STRIP,
@@ -122,8 +125,8 @@ class Gradients:
                 return None
         count = n // channels
         tiles = -(-count // TILE)
-        kernel, block, inner = self._cut(channels, inner, count)
-        tasks = -(-channels // block) * tiles
+        cut = partial(self._cut, channels, inner, count, tiles)
+        kernel, tasks, block, inner = cut()
         large, key = n * kernel.work >= PARALLEL_FROM, (dtype, float32, float32, code)
         in_tiles = channels * tiles > scales
         entry: Any = None
@@ -140,14 +143,13 @@ class Gradients:
                 (slope, shift), sums = NO_ROOM, np.empty((2, channels, tiles))
             if scales < channels:
                 scale, zero_point = scale.repeat(channels), zero_point.repeat(channels)
-            some = tasks
-            if large and threads() > 1:  # one looks, and all compute
-                some = 0
-            if not entry(0, some, scales, block, channels, inner, count, grad, x, scale,
-                         zero_point, lo, hi, factor, y, sums, slope, shift):  # fmt: skip
+            some = threads() if large else 1  # of several one looks, and all compute
+            if not entry(0, tasks if some == 1 else 0, scales, block, channels, inner, count, grad,
+                         x, scale, zero_point, lo, hi, factor, y, sums, slope, shift):  # fmt: skip
                 return False
-            if some < tasks:
-                kernel(tasks, n, (0, block, channels, inner, count, grad, x, scale, zero_point,
+            if some > 1:
+                _, every, part, _ = cut(some)
+                kernel(every, n, (0, part, channels, inner, count, grad, x, scale, zero_point,
                                   lo, hi, factor, y, sums, slope, shift), key)  # fmt: skip
             if in_tiles:
                 sums, dtypes = sums.reshape(2, scales, -1), (float32, float32)
@@ -286,26 +288,37 @@ class Gradients:
         n = x.size
         outer = sums.shape[1] // channels
         count = n // sums.shape[1]
-        kernel, block, inner = self._cut(channels, inner, count)
+        some = threads() if n * self._parts.work >= PARALLEL_FROM else 1
+        kernel, tasks, block, inner = self._cut(channels, inner, count, outer * sums.shape[2], some)
         args = (0, block, channels, inner, count, grad, x, scale, zero_point, *constants, y, sums,
                 *NO_ROOM)  # fmt: skip
         key = (key_of(x), scale.dtype, zero_point.dtype, code)
-        kernel(outer * -(-channels // block) * sums.shape[2], n, args, key)
+        kernel(tasks, n, args, key)
 
-    def _cut(self, channels: int, inner: int, count: int) -> tuple[Kernel, int, int]:
-        """The loop for so many channels of `count` elements, the channels of a block, `inner`."""
+    def _cut(
+        self, channels: int, inner: int, count: int, tiles: int, some: int = 1
+    ) -> tuple[Kernel, int, int, int]:
+        """The loop for so many channels, again and again, and how it is told what to do.
+
+        A channel has `count` elements, and there are so many tiles of one, of all that come again.
+        Returned are the loop, its tasks, for `some` threads, the channels of a block, and `inner`.
+        """
         if channels == 1:
             inner = count
         if inner < count and LANES % inner == 0:
-            if channels <= BLOCK and channels * inner <= BLOCK_ROW:
-                return self._beside, channels, inner
-            some = -(-channels * inner // PART)
-            return self._parts, -(-channels // (some * LANES)) * LANES, inner
-        if inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
-            return self._short, TOGETHER, inner
-        # Neighbours are read on to, but a run that fills a tile is read on by itself.
-        block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
-        return self._runs, block, inner
+            if channels <= MOST_BESIDE and channels * inner <= BLOCK_ROW:
+                kernel, block = self._beside, channels
+            else:
+                line = channels * inner
+                parts = max(-(-line // LONG_ROW), min(-(-some // tiles), line // PART))
+                kernel, block = self._parts, -(-channels // (parts * LANES)) * LANES
+        elif inner == count <= SHORT and inner % LANES == 0 and channels >= TOGETHER:
+            kernel, block = self._short, TOGETHER
+        else:
+            # Neighbours are read on to, but a run that fills a tile is read on by itself.
+            block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
+            kernel = self._runs
+        return kernel, -(-channels // block) * tiles, block, inner
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
