@@ -272,6 +272,7 @@ def long_way():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast_path, "plain", lambda x: False)
         patch.setattr(fast_path, "PIECE", -1)
+        patch.setattr(fast_path, "PACKED", float("inf"))
         yield
 
 

@@ -431,7 +431,7 @@ def whose_terms_cancel(shape, axis, dtype=np.float32):
         x, g = (np.moveaxis(a.reshape(there), 0, axis).copy() for a in (x, g))
     most = float(ml_dtypes.finfo(dtype).max)
     x, g = (a.reshape(shape).astype(float).clip(-most, most).astype(dtype) for a in (x, g))
-    scale, zero_point = np.full(channels, 0.3, np.float32), np.full(channels, 1.2, np.float32)
+    scale, zero_point = (np.linspace(v, v + 0.1, channels, dtype=np.float32) for v in (0.3, 1.2))
     kind, last = ("tensor", (-8, 7)) if axis is None else ("channel", (axis, -8, 7))
     name = f"fake_quantize_learnable_per_{kind}_affine_backward"
     return name, (g, x, scale, zero_point, *last)
@@ -485,6 +485,69 @@ def test_gradients_of_longer_rows_and_of_more(shape):
     got = getattr(nq, name)(*args)
     assert_same(got, getattr(oracle, name)(*args))
     assert np.count_nonzero(got[1])
+
+
+def of_rows(kind, *shape, inner):
+    """The same per token or per group of so many elements."""
+    _, (g, x, scale, zero_point, *_) = whose_terms_cancel((prod(shape) // inner, inner), 0)
+    g, x = (a.reshape(shape) for a in (g, x))
+    scale, zero_point = (a.reshape(*shape[:-1], -1) for a in (scale, zero_point))
+    last = (-8, 7) if kind == "token" else (-8, 7, inner)
+    return f"fake_quantize_learnable_per_{kind}_affine_backward", (g, x, scale, zero_point, *last)
+
+
+#: Learnable backwards of 20 Ki elements and more, in which sums are made of every kind of lines.
+BACKWARDS = {
+    "rows": whose_terms_cancel((70, 300), None),
+    "rows of several axes": whose_terms_cancel((40, 6, 90), None),
+    "rows of several tiles": whose_terms_cancel((5, 9000), None),
+    "one row": whose_terms_cancel((1, 20_000), None),
+    "first axis": whose_terms_cancel((70, 300), 0),
+    "middle axis": whose_terms_cancel((20, 30, 40), 1),
+    "last axis": whose_terms_cancel((4100, 5), 1),
+    "many on the last axis": whose_terms_cancel((70, 300), 1),
+    "tokens": of_rows("token", 10, 7, 300, inner=300),
+    "tokens of several tiles": of_rows("token", 3, 2, 9000, inner=9000),
+    "groups": of_rows("channel_group", 70, 320, inner=64),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("how", LYING)
+@pytest.mark.parametrize("which", BACKWARDS)
+def test_gradients_of_any_layout(which, how, threads, monkeypatch):
+    """One call of a kernel, which takes them as they lie, and what adds its tiles."""
+    monkeypatch.setattr(target, "threads", lambda: threads)
+    monkeypatch.setattr(sums, "threads", lambda: threads)
+    monkeypatch.setattr(target, "PARALLEL_FROM", 0)
+    monkeypatch.setattr(sums, "PARALLEL_FROM", 0)
+    forget()
+    name, (grad, x, *rest) = BACKWARDS[which]
+    lay, flat = LYING[how], np.ascontiguousarray
+    for data in ((lay(grad), flat(x)), (flat(grad), lay(x)), (lay(grad), lay(x))):
+        expected = getattr(oracle, name)(*data, *rest)
+        with long_way():
+            in_pieces = getattr(nq, name)(*data, *rest)
+        with monkeypatch.context() as patch:
+            if "unaligned" not in how and not ("tiles" in which and how in DENSE):
+                patch.setattr(backend, "of", None)  # which the long way calls
+            got = getattr(nq, name)(*data, *rest)
+        assert_same(got, expected)
+        assert_same_and_alike(got, in_pieces)
+    forget()
+
+
+@pytest.mark.parametrize("which", ["rows", "middle axis", "tokens"])
+def test_wrong_qparams_of_gradients_of_any_layout(which):
+    name, (grad, x, scale, zero_point, *rest) = BACKWARDS[which]
+    data = [LYING["rows"](a) for a in (grad, x)]
+    getattr(nq, name)(*data, scale, zero_point, *rest)
+    for place, wrongs in ((0, (0.0, -1.0, np.inf, np.nan)), (1, (np.nan,))):
+        for wrong in wrongs:
+            qparams = [scale.copy(), zero_point.copy()]
+            qparams[place][-1] = wrong
+            with pytest.raises(ValueError, match=("scale", "zero_point")[place]):
+                getattr(nq, name)(*data, *qparams, *rest)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -45,6 +45,7 @@ from npquant.cpu.strided import VIEWS, every_second, lend, room, taken
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, array_types, threads
 from npquant.cpu.walk import (
+    Way,
     channel_pieces,
     contiguous,
     last_axes_joined,
@@ -54,6 +55,7 @@ from npquant.cpu.walk import (
     rows_in_memory,
     turned,
     views_in_boxes,
+    way_of,
 )
 from npquant.dtypes import DType, float32, float64
 from npquant.layout import GROUP, LANES, TILE, Granularity, Spans, rows_of_tensor
@@ -172,10 +174,15 @@ class Gradients:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
             return
+        way = self.way(granularity, grad, x, y)
+        if way is not None:
+            self.in_one_call(way, grad, x, y, scale, zero_point, constants, code, grad_scale,
+                             grad_zero_point)  # fmt: skip
+            return
         if granularity.axis is None and granularity.channels == 1:
-            cut = rows_of_tensor(x.shape)
-            if cut.channels > 1:
-                self._of_rows(cut, grad, x, scale, zero_point, constants, code, y, grad_scale,
+            rows = rows_of_tensor(x.shape)
+            if rows.channels > 1:
+                self._of_rows(rows, grad, x, scale, zero_point, constants, code, y, grad_scale,
                               grad_zero_point)  # fmt: skip
                 return
         beside = rows_beside(granularity, [grad, x, y])
@@ -197,9 +204,8 @@ class Gradients:
         channels, inner, _ = granularity
         n = x.size
         flat = plain(y) and all(map(plain if plain(x) else every_second, (grad, x)))
-        if flat and x.ndim != 1:
-            grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
         if flat and channels > MANY and channels * inner == n:
+            grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
             for c in range(0, channels, MANY):
                 some = slice(c, min(c + MANY, channels))
                 run = slice(some.start * inner, some.stop * inner)
@@ -208,25 +214,52 @@ class Gradients:
                      grad_zero_point[some])  # fmt: skip
             return
         sums = np.empty((2, channels, -(-(n // channels) // TILE)))
-        boxes = None if flat else views_in_boxes(granularity, (grad, x, y), TILE)
-        if flat:
-            self._piece((channels, inner), grad, x, y, scale, zero_point, constants, code, sums)
-        elif boxes is not None:
-            views, rows, length, count, (u, v, w) = boxes
-            lines = n // count  # each is a channel, or some tiles of one
-            qparams = (np.repeat(a, lines // channels) for a in (scale, zero_point))
-            args = (views, rows, length, lines, count, u, v, *qparams, *constants, w,
-                    sums.reshape(2, lines, -1), *NO_ROOM)  # fmt: skip
-            key = (x.dtype, scale.dtype, zero_point.dtype, code)
-            self._apart(-(-lines // rows) * -(-count // length), n, args, key)
-        else:
-            for layout, some, tiles, (g, u, v) in channel_pieces(
-                granularity, (grad, x), (y,), TILE, ordered=True
-            ):
-                part = scale[some], zero_point[some], constants, code, sums[:, some, tiles]
-                self._piece(layout, g, u, v, *part)
+        for layout, some, tiles, (g, u, v) in channel_pieces(
+            granularity, (grad, x), (y,), TILE, ordered=True
+        ):
+            part = scale[some], zero_point[some], constants, code, sums[:, some, tiles]
+            self._piece(layout, g, u, v, *part)
         dtypes = grad_scale.dtype, grad_zero_point.dtype
         _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
+
+    def way(self, granularity: Granularity, *arrays: Array) -> Way | None:
+        """How one call takes (grad, x, y), if one can; the memory of sums is bounded."""
+        if granularity.axis is None and granularity.channels == 1:
+            return way_of(rows_of_tensor(arrays[1].shape), arrays, TILE, ROWS)
+        return way_of(granularity, arrays, TILE, MANY // 2)
+
+    def in_one_call(
+        self, way: Way, grad: Array, x: Array, y: Array, scale: Array, zero_point: Array,
+        constants: tuple[Any, Any, Any], code: str, grad_scale: Array, grad_zero_point: Array,
+    ) -> None:  # fmt: skip
+        """As a call, of arrays that lie as `way` tells. A tensor's channels are its rows."""
+        if code != "float32" and self._wide is not None:
+            self._wide.in_one_call(way, grad, x, y, scale, zero_point, constants, code, grad_scale,
+                                   grad_zero_point)  # fmt: skip
+            return
+        channels, scales = way.channels, scale.size
+        tiles = -(-(x.size // channels) // TILE)
+        sums = np.empty((2, channels, tiles))
+        s, z = way.in_memory(scale, scales), way.in_memory(zero_point, scales)
+        g, u, v = way.seen(grad), way.seen(x), way.seen(y)
+        if way.flat:
+            self._piece(way.told, g, u, v, s, z, constants, code, sums)
+        else:
+            views, some, length = way.told
+            lines, count = way.lines, x.size // way.lines
+            args = (views, some, length, lines, count, g, u, s, z, *constants, v,
+                    sums.reshape(2, lines, -1), *NO_ROOM)  # fmt: skip
+            key = (x.dtype, scale.dtype, zero_point.dtype, code)
+            self._apart(-(-lines // some) * -(-count // length), x.size, args, key)
+        if tiles > 1 and (scales < channels or way.turned):
+            found = np.empty((2, channels, 1))
+            _add_tiles(channels, sums.size, (sums, *found[..., 0]), (float64, float64))
+            sums = found
+        if way.turned:
+            sums = way.in_order(sums)
+        dtypes = grad_scale.dtype, grad_zero_point.dtype
+        sums = sums.reshape(2, scales, -1)
+        _add_tiles(scales, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
     def _of_rows(
         self, rows: Granularity, grad: Array, x: Array, scale: Array, zero_point: Array,

@@ -378,6 +378,83 @@ def views_in_boxes(
     return boxes, some, tile, length, forward
 
 
+class Way(NamedTuple):
+    """How one call of a kernel takes arrays that lie so, whose channels are reduced in order."""
+
+    #: The axes that arrays are seen with, the order of these, the one of the channels, and whether
+    #: arrays are flat then.
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None
+    axis: int | None
+    flat: bool
+    #: How many channels there are, and lines, which are channels or whole tiles of one.
+    channels: int
+    lines: int
+    #: The layout of flat arrays; of others (views, some, length), see `views_in_boxes`.
+    told: Any
+
+    def seen(self, a: Array) -> Array:
+        """An array as the kernel takes it."""
+        if a.shape != self.shape:
+            a = a.reshape(self.shape)
+        if self.order is not None:
+            a = a.transpose(self.order)
+        if self.flat:
+            return a if a.ndim == 1 else a.reshape(-1)
+        return strided.forward(np.moveaxis(a, self.axis, 0) if self.axis else a)
+
+    @property
+    def turned(self) -> bool:
+        """Whether channels follow one another in the order of memory, not in their own."""
+        return self.order is not None and self.axis is None
+
+    def in_memory(self, a: Array, n: int) -> Array:
+        """`n` values, one a channel or one for all, for each line that the kernel takes."""
+        if self.turned and n == self.channels:
+            a = turned(a, self.shape, self.order).reshape(-1)  # type: ignore[arg-type]
+        return a if n == self.lines else a.repeat(self.lines // n)
+
+    def in_order(self, a: Array) -> Array:
+        """Two values of each channel, from the order of memory to that of the channels."""
+        found = np.empty((2, self.channels), a.dtype)
+        for to, values in zip(found, a, strict=True):
+            there = turned(to, self.shape, self.order)  # type: ignore[arg-type]
+            there[...] = values.reshape(there.shape)
+        return found
+
+
+def way_of(granularity: Granularity, arrays: tuple[Array, ...], tile: int, most: int) -> Way | None:
+    """How one call takes arrays; None where it cannot, or has more than `most` channels."""
+    channels, inner, axis = granularity
+    if channels > most or not all(map(strided.aligned, arrays)):
+        return None
+    shape = arrays[0].shape
+    if axis is None and inner > (shape[-1] if shape else 1):
+        arrays = last_axes_joined(arrays, inner)
+        shape = arrays[0].shape
+    beside = rows_beside(granularity, list(arrays))
+    order = rows_in_memory(granularity, arrays[1]) if beside is None else beside[0]
+    if order is not None:
+        arrays = tuple([a.transpose(order) for a in arrays])
+    if beside is not None:
+        told: Any = Layout(beside[1].beside, 1)
+        return Way(shape, order, None, True, channels, channels, told)
+    *data, y = arrays
+    flat = plain(y) and all(map(plain if plain(data[0]) else strided.every_second, data))
+    layout = Layout(channels, inner)
+    if not flat and axis is not None:
+        found, lying = _as_they_lie(granularity, list(arrays), ordered=True)
+        if isinstance(found, Layout):
+            flat, layout, order = True, found, lying
+    if flat:
+        return Way(shape, order, axis, True, channels, channels, layout)
+    boxes = views_in_boxes(granularity, arrays, tile)
+    if boxes is None:
+        return None
+    views, some, length, count, _ = boxes
+    return Way(shape, order, axis, False, channels, y.size // count, (views, some, length))
+
+
 def _as_they_lie(
     granularity: Granularity, arrays: list[Array], ordered: bool
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:

@@ -13,8 +13,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from npquant import checks, cpu, dtypes
+from npquant import arrays, checks, cpu, dtypes
 from npquant.cpu import dynamic, strided
 from npquant.cpu.checks import Looks
 from npquant.cpu.folded import folds
@@ -29,6 +30,8 @@ from npquant.meta import ArraySpec
 from npquant.owners import Array
 
 _BOOL = dtypes.bool_
+#: Gradients of so many elements at most are packed, if they or the data are not contiguous.
+PACKED = strided.GATHERED
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but
 #: have other hashes: sets tell them apart, and tuples do not.
 _NUMBERS = float, int
@@ -406,21 +409,28 @@ def repeated(
 
 def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
     """The same of learned qparams: of (gradient, input) and qparams, to the gradients."""
-    dtype, shape, shapes = form.target, form.shape, form.shapes
-    n, run = prod(shape), None
-    if kind is np.ndarray:
-        of = getattr(cpu, form.kernel)
-        run = of.at_once(form.granularity, shape, dtype, form.precision.code)
-    if run is None:
+    dtype, shape, shapes, code = form.target, form.shape, form.shapes, form.precision.code
+    n = prod(shape)
+    if kind is not np.ndarray:
         return repeated(kind, anew, 1)
+    if n == 0:
+        return no_fast_path
+    of = getattr(cpu, form.kernel)
+    run = of.at_once(form.granularity, shape, dtype, code)
     lo, hi, factor = map(float, form.constants)
 
     def call(data: Any, scale: Any, zero_point: Any) -> tuple[Array, Array, Array] | None:
         grad, x = data
         if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
             return None
-        if not ((grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))):
-            return by_strides[x.strides](data, scale, zero_point) if n <= PIECE else None
+        way = None
+        if not (
+            run is not None and (grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))
+        ):
+            if n > PACKED and grad.flags.aligned and x.flags.aligned:
+                way = known[grad.strides, x.strides]
+            if way is None:
+                return by_strides[x.strides](data, scale, zero_point) if n <= PIECE else None
         if not (
             type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
@@ -430,17 +440,24 @@ def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
             and (zero_point.flags.carray or plain(zero_point))
         ):
             return None
-        y, slope, shift = results = (
-            _empty(shape, dtype),
-            _empty(given, _float32),
-            _empty(given, _float32),
-        )
-        good = run(grad, x, scale, zero_point, lo, hi, factor, y, slope, shift)
-        return results if good else None
+        slope, shift = _empty(given, _float32), _empty(given, _float32)
+        if way is None:
+            y = _empty(shape, dtype)
+            good = run(grad, x, scale, zero_point, lo, hi, factor, y, slope, shift)
+            return (y, slope, shift) if good else None
+        if not looks[_float32, _float32](scale.size, scale, zero_point, *form.within):
+            return None
+        y = arrays.alike(x, dtype)
+        of.in_one_call(way, grad, x, y, scale, zero_point, (lo, hi, factor), code, slope, shift)
+        return y, slope, shift
 
-    # The sums of more are made as they lie.
-    turned = _in_c_order if n <= strided.GATHERED else _not_at_once
-    by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, turned, place=1)
+    def find(strides: tuple[tuple[int, ...], ...]) -> Any:
+        """How one call takes so many data with these strides, if it can, and their result."""
+        grad, x = (as_strided(_empty(1, dtype), shape, steps) for steps in strides)
+        return of.way(form.granularity, grad, x, arrays.alike(x, dtype))
+
+    looks, known = Looks((_float32, _float32)), Entries(find)
+    by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, place=1)
     return call
 
 

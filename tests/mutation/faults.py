@@ -48,6 +48,7 @@ WIDE = tests("ops", "learnable_per_channel_of_float64_with_wide_bounds")
 SUMS = tests("ops", "sums_follow_the_tree")
 ROWS = tests("ops", "sums_of_a_tensor_some_rows_at_a_time")
 CUT = tests("ops", "sums_of_channels_however_they_are_cut")
+LAID = tests("fast_path", "gradients_of_any_layout")
 ANYWHERE = tests("ops", "sums_wherever_a_result_begins")
 NOT_FLAT = tests("ops", "sums_of_what_is_not_flat")
 QPARAMS, DETERMINE = tests("ops", "choose_qparams"), tests("ops", "determine_qparams")
@@ -1249,6 +1250,27 @@ FAULTS = (
           "for start in (at, at + _ROWS_OF_A_SUM):\n            first, second",
           "for start in (at,):\n            first, second",
           "one of two sums folded, where lanes wait", CUT),
+    Fault("ops/fast_path.py",
+          "if not looks[_float32, _float32](scale.size,",
+          "if not looks[_float32, _float32](0,",
+          "qparams of gradients of data that are not contiguous, which nobody looks at",
+          tests("fast_path", "wrong_qparams_of_gradients_of_any_layout")),
+    Fault("ops/fast_path.py",
+          "        y = arrays.alike(x, dtype)\n        of.in_one_call",
+          "        y = _empty(shape, dtype)\n        of.in_one_call",
+          "gradients that do not lie as their data do", LAID),
+    Fault("cpu/walk.py",
+          "there[...] = values.reshape(there.shape)",
+          "to[...] = values.reshape(-1)",
+          "sums of rows in the order of memory", LAID),
+    Fault("cpu/walk.py",
+          "if self.turned and n == self.channels:",
+          "if not self:",
+          "qparams of rows in another order than the rows", LAID),
+    Fault("cpu/sums.py",
+          "if tiles > 1 and (scales < channels or way.turned):",
+          "if tiles > 1 and way.turned:",
+          "tiles of all rows added as those of one", LAID),
     Fault("cpu/gradients.py",
           "if m >= CHUNK and e % LANES == 0:",
           "if m >= CHUNK:",
