@@ -147,6 +147,50 @@ def test_axes_in_another_order(name, monkeypatch):
         assert all(a.transpose(order).flags.c_contiguous for a in got)
 
 
+#: Ops with a scale for each row, or for each group of one, be it chosen from it.
+OF_ROWS = [
+    name
+    for name in OPS
+    if ("token" in name or "group" in name) and not name.endswith(("backward", "dynamic"))
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (2, 1, 0), (2, 0, 1)], ids=str)
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_rows_in_another_order(name, order, threads, monkeypatch):
+    """Too many to be packed: their qparams are put into the order of memory, or from there."""
+    monkeypatch.setattr(target, "threads", lambda: threads)
+    monkeypatch.setattr(fast_path, "threads", lambda: threads)
+    monkeypatch.setattr(fast_path, "PARALLEL_FROM", 0)
+    forget()
+    shape = (9, 64, 64)
+    if name.endswith("quantize_per_channel_group"):  # which are matrices
+        shape, order = (300, 64), tuple(i for i in order if i)
+        order = tuple(i - 1 for i in order)
+    kwargs = usual(name, shape)
+    for key in ("scale", "scales"):
+        if key in kwargs:
+            kwargs[key] = np.linspace(0.1, 0.3, kwargs[key].size, dtype=np.float32).reshape(
+                kwargs[key].shape
+            )
+    wanted = results(name, kwargs)
+    kwargs = laid(kwargs, lambda x: in_order(x, order))
+    with monkeypatch.context() as patch:
+        if not name.startswith("choose") or order[-1] == 2:  # what is torn is searched as it lies
+            patch.setattr(backend, "of", None)
+        got = results(name, kwargs)
+    assert_same(got, wanted)
+    if not name.startswith("choose"):
+        assert all(a.transpose(order).flags.c_contiguous for a in got)
+        for key in ("scale", "scales"):
+            if key in kwargs:
+                kwargs[key].reshape(-1)[-1] = np.nan
+                with pytest.raises(ValueError, match="positive and finite"):
+                    results(name, kwargs)
+    forget()
+
+
 #: Ways to lie in memory, but for C order: dense ones, and those whose results lie in C order.
 DENSE = {
     "Fortran": np.asfortranarray,

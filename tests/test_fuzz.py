@@ -11,6 +11,8 @@ import pytest
 import npquant as nq
 from calls import CALLS
 from fuzz import draw, generate, judge
+from fuzz.large import as_if_large
+from npquant.checks.calls import forget
 
 #: Parts of the run, so that one complaint does not hide the others.
 PARTS, CASES = 8, 500
@@ -18,9 +20,21 @@ PARTS, CASES = 8, 500
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_call_is_right_or_refused(part):
+    calls(0, part)
+
+
+@pytest.mark.parametrize("part", range(PARTS // 4))
+def test_every_call_is_right_or_refused_as_if_large(part, monkeypatch):
+    as_if_large(monkeypatch.setattr)
+    forget()  # plans that are made with other limits
+    calls(1, part)
+    forget()
+
+
+def calls(seed, part):
     complaints = {}
     for index in range(part * CASES, (part + 1) * CASES):
-        case = generate.case(0, index)
+        case = generate.case(seed, index)
         if said := judge.complaint(case):
             complaints[index] = f"{said}\n{judge.report(case)}"
     assert not complaints, "\n".join(f"case {i}: {said}" for i, said in complaints.items())

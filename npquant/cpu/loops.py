@@ -271,7 +271,7 @@ class Elementwise:
             self._flat(piece, m, u, s, z, constants, precision, v, w, past and m > PIECE)
 
     def in_one_call(
-        self, granularity: Granularity, n: int, code: str, past: bool = False
+        self, granularity: Granularity, n: int, code: str, past: bool = False, repeats: int = 0
     ) -> tuple[Kernel, int, int, int]:
         """What does contiguous arrays of `n` elements in one call: its items, repeats, and grain.
 
@@ -279,9 +279,9 @@ class Elementwise:
         runs are long.
         """
         if code == "wide" and self._wide is not None:
-            return self._wide.in_one_call(granularity, n, code, past)
+            return self._wide.in_one_call(granularity, n, code, past, repeats)
         channels, inner, _ = granularity
-        return self._way(n, channels, inner or n, past=past)
+        return self._way(n, channels, inner or n, repeats, past=past)
 
     def _way(
         self, n: int, channels: int, inner: int, repeats: int = 0, first: int = 0,

@@ -182,6 +182,11 @@ def _worth(spans: Spans) -> bool:
     return beside <= SCALES and (beside >= 16 or beside == 1 or run * beside >= 1024)
 
 
+def in_one_part(spans: Spans) -> bool:
+    """The same, and whether all their scales are taken together."""
+    return _worth(spans) and spans.outer * spans.beside <= SCALES
+
+
 def _parts(
     spans: Spans, flat: list[Any], qparams: list[Array]
 ) -> Iterator[tuple[Piece, list[Any], tuple[Any, ...]]]:

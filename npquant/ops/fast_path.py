@@ -23,7 +23,7 @@ from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.loops import PAST, past_pays
 from npquant.cpu.qparams import TOGETHER, few
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
-from npquant.cpu.walk import PIECE, contiguous, plain
+from npquant.cpu.walk import PIECE, contiguous, in_one_part, plain
 from npquant.dtypes import DType, Precision
 from npquant.layout import Granularity, dense_strides, memory_order, order_of_strides
 from npquant.meta import ArraySpec
@@ -205,6 +205,8 @@ class Form(NamedTuple):
     #: Whether results are written past the caches, where large arrays are given for them. In new
     #: memory they are not, as the system has just cleared it by way of the caches.
     past: bool = False
+    #: Where other channels follow those of the granularity, after how many times: see `Piece`.
+    repeats: int = 0
 
 
 #: Of an op: what the long way is told, and what does it all at once if it can.
@@ -226,17 +228,18 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         return repeated(kind, anew, form.place, (-1,))
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
-        names, place, masked, inverse, past,
+        names, place, masked, inverse, past, torn,
     ) = form  # fmt: skip
     n, code = prod(shape), precision.code
     # A kernel's public name is the method `run` of its `Elementwise`.
     op, beyond = getattr(cpu, kernel).__self__, None
-    run, items, repeats, grain = op.in_one_call(granularity, n, code, past)
+    run, items, repeats, grain = op.in_one_call(granularity, n, code, past, torn)
     large = n * run.work >= PARALLEL_FROM
     several = type(dtype) is tuple
     read = dtype[place] if isinstance(dtype, tuple) else dtype
     channels, inner, _ = granularity
     inner = inner or n
+    scales = n // (inner * torn) if torn else channels
     if not (past or masked) and n * target.itemsize >= PAST and past_pays(read, target, inner):
         beyond = fast_path(kind, form._replace(past=True))
     # A float is one already: an integer is asked for it in every call.
@@ -255,10 +258,31 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
         cut = granularity.layout(shape, order)
-        if cut is None:
+        there = form._replace(shape=lying, past=False)
+        if cut is not None:
+            return fast_path(kind, there._replace(granularity=Granularity(*cut, None)))
+        spans = granularity.spans(shape, order)
+        if spans is None or not in_one_part(spans):
             return None
-        there = form._replace(shape=lying, granularity=Granularity(*cut, None), past=False)
-        return fast_path(kind, there)
+        outer, run, beside = spans
+        channels, inner, repeats = (outer, run, 0) if beside == 1 else (beside, 1, run)
+        there = there._replace(
+            granularity=Granularity(channels, inner, None),
+            repeats=repeats,
+            shapes=((outer * beside,),),
+        )
+        at_once, grid = fast_path(kind, there), (*shape[:-1], shape[-1] // run)
+
+        def in_memory(
+            x: Any, scale: Any, zero_point: Any, out: Array | None = None
+        ) -> tuple[Array, Any] | None:
+            """With qparams of rows in the order of these."""
+            if not _both_plain(scale, zero_point, shapes):
+                return None
+            s, z = (q.reshape(grid).transpose(order).reshape(-1) for q in (scale, zero_point))
+            return at_once(x, s, z, out)
+
+        return in_memory
 
     with_gaps = Entries(lambda strides: _with_gaps(form, (lo, hi, nan), strides))
     in_order = Entries(lambda order: turned(tuple([shape[i] for i in order]), order))
@@ -332,13 +356,13 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         mask = _empty(shape, _BOOL) if masked else None
         if large and threads() > 1:  # one looks, and all compute
             args = *cut, x, scale, zero_point, lo, hi, nan, y, mask
-            if done := entry(0, 0, channels, least, most, *args):
+            if done := entry(0, 0, scales, least, most, *args):
                 run(items, n, (0, 0.0, 0.0, *args), key(given), grain)
         elif repeats:
-            done = entry(0, items, channels, least, most, 0, channels, inner, repeats, x, scale,
+            done = entry(0, items, scales, least, most, 0, channels, inner, repeats, x, scale,
                          zero_point, lo, hi, nan, y, mask)  # fmt: skip
         else:
-            done = entry(0, items, channels, least, most, 0, channels, inner, x, scale, zero_point,
+            done = entry(0, items, scales, least, most, 0, channels, inner, x, scale, zero_point,
                          lo, hi, nan, y, mask)  # fmt: skip
         return (y, mask) if done else None
 
@@ -499,13 +523,23 @@ def fast_choice(kind: type, choice: Choice, anew: Any = None) -> FastPath:
 
     def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
         cut = granularity.layout(shape, order)
-        if cut is None or not few(there := Granularity(*cut, None), n):
+        if cut is not None:
+            there = choice._replace(shape=lying, granularity=Granularity(*cut, None))
+            return fast_choice(kind, there) if few(there.granularity, n) else None
+        if order[-1] != len(order) - 1 or results[:-1] != shape[:-1]:
             return None
-        return fast_choice(kind, choice._replace(shape=lying, granularity=there))
+        there = choice._replace(shape=lying, results=lying[:-1] + results[-1:])
+        at_once, back = fast_choice(kind, there), np.argsort(order)
+
+        def rows_in_memory(x: Array) -> tuple[Array, Array] | None:
+            done = at_once(x)
+            return None if done is None else tuple(q.transpose(back).copy() for q in done)
+
+        return rows_in_memory
 
     def call(x: Array) -> tuple[Array, Array] | None:
         if not (x.flags.carray or plain(x)):
-            return by_strides[x.strides](x) if n <= PIECE or channels == 1 else None
+            return by_strides[x.strides](x)
         scale, zero_point = np.empty(results, scales), np.empty(results, zero_points)
         compiled[key](channels, inner, x, lo, hi, eps, middle, scale, zero_point)
         return scale, zero_point

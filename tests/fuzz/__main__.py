@@ -3,6 +3,7 @@
     PYTHONPATH=tests python -m fuzz                          # a million cases, seed 0
     PYTHONPATH=tests python -m fuzz --first 500000 --count 500000
     PYTHONPATH=tests python -m fuzz --seed 3 --first 77 --count 1      # one of them, told in full
+    PYTHONPATH=tests python -m fuzz --large                  # as if all arrays were large
 
 A case is made of the seed and its number alone, so a run may be cut into several, on as many
 machines. `--state` names a file that remembers how far a run has come, and goes on from there.
@@ -26,6 +27,7 @@ from tqdm import tqdm
 import npquant as nq
 from fuzz.generate import MANY, NAMES, case
 from fuzz.judge import complaint, report
+from fuzz.large import as_if_large
 
 #: Cases between two entries in the file of --state; a case that takes longer than this many seconds
 #: hangs, and is told with the stack.
@@ -38,12 +40,15 @@ def main(argv=None):
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--count", type=int, default=1_000_000, help="how many cases")
     parser.add_argument("--few", action="store_true", help="few dtypes, which compile soon")
+    parser.add_argument("--large", action="store_true", help="as if all arrays were large")
     parser.add_argument("--state", type=Path, help="remember how far it came, and go on there")
     options = parser.parse_args(argv)
     if options.first < 0 or options.count < 1 or options.seed < 0:
         parser.error("--first and --seed must not be negative, --count must be positive")
 
-    run = [options.seed, options.first, options.count, options.few]
+    if options.large:
+        as_if_large()
+    run = [options.seed, options.first, options.count, options.few, options.large]
     state = {"run": run, "next": options.first, "wrong": 0, "found": []}
     if options.state and options.state.exists():
         state = json.loads(options.state.read_text())
@@ -78,6 +83,7 @@ def main(argv=None):
           f"ml_dtypes {ml_dtypes.__version__}, Python {platform.python_version()}")  # fmt: skip
     print(f"seed {options.seed}, cases {options.first:,}..{last - 1:,} ({options.count:,}) of "
           f"{len(NAMES)} ops in {1 if options.few else MANY} sets of dtypes each, "
+          f"{'as if large, ' if options.large else ''}"
           f"{time.monotonic() - began:.0f} s")  # fmt: skip
     print(f"wrong arguments in {state['wrong']:,}; complaints: {len(found)}")
     for said, times in Counter(found).most_common():

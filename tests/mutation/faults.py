@@ -49,6 +49,7 @@ SUMS = tests("ops", "sums_follow_the_tree")
 ROWS = tests("ops", "sums_of_a_tensor_some_rows_at_a_time")
 CUT = tests("ops", "sums_of_channels_however_they_are_cut")
 LAID = tests("fast_path", "gradients_of_any_layout")
+IN_ORDER = tests("fast_path", "rows_in_another_order")
 ANYWHERE = tests("ops", "sums_wherever_a_result_begins")
 NOT_FLAT = tests("ops", "sums_of_what_is_not_flat")
 QPARAMS, DETERMINE = tests("ops", "choose_qparams"), tests("ops", "determine_qparams")
@@ -573,7 +574,7 @@ FAULTS = (
           "a warning where the sum of a tensor is beyond float32",
           tests("ops", "sums_that_float32_does_not_hold")),
     Fault("ops/fast_path.py",
-          "if done := entry(0, 0, channels, least, most, *args):",
+          "if done := entry(0, 0, scales, least, most, *args):",
           "if done := True:",
           "large arrays whose qparams nobody looks at",
           tests("fast_path", "wrong_qparams_of_large_arrays")),
@@ -1250,6 +1251,18 @@ FAULTS = (
           "for start in (at, at + _ROWS_OF_A_SUM):\n            first, second",
           "for start in (at,):\n            first, second",
           "one of two sums folded, where lanes wait", CUT),
+    Fault("ops/fast_path.py",
+          "q.reshape(grid).transpose(order).reshape(-1)",
+          "q.reshape(-1)",
+          "qparams of rows in another order than these, the short way", IN_ORDER),
+    Fault("ops/fast_path.py",
+          "scales = n // (inner * torn) if torn else channels",
+          "scales = channels",
+          "qparams of rows that memory tears apart, most of them not looked at", IN_ORDER),
+    Fault("ops/fast_path.py",
+          "tuple(q.transpose(back).copy() for q in done)",
+          "tuple(q.reshape(results) for q in done)",
+          "chosen qparams in the order of memory", IN_ORDER),
     Fault("ops/fast_path.py",
           "if not looks[_float32, _float32](scale.size,",
           "if not looks[_float32, _float32](0,",
