@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from npquant.ops import fast_path
+from npquant.ops import fast_choice, fast_path
 
 #: The arguments that are data: arrays of one shape, read once.
 DATA = ("input", "grad", "mask", "min_val", "max_val", "V")
@@ -270,8 +270,9 @@ def results(name, kwargs):
 def long_way():
     """Read-only data take no short cut of arrays that are as they mostly are, nor of copies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_path, "plain", lambda x: False)
-        patch.setattr(fast_path, "PIECE", -1)
+        for module in (fast_path, fast_choice):
+            patch.setattr(module, "plain", lambda x: False)
+            patch.setattr(module, "PIECE", -1)
         patch.setattr(fast_path, "PACKED", float("inf"))
         yield
 

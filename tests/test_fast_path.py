@@ -25,7 +25,7 @@ from npquant import backend, cpu, dtypes
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, sums, target
 from npquant.cpu.target import PARALLEL_FROM, Kernel
-from npquant.ops import fast_path
+from npquant.ops import fast_choice, fast_path
 
 #: Ops without qparams, which ask for a backend in every call.
 OTHERS = {
@@ -96,7 +96,7 @@ ROWS = [
 @pytest.mark.parametrize("name", [name for name in OPS if name.startswith("fused")])
 def test_fused_rows(name, shape, axis, threads, monkeypatch):
     """One kernel sees their ranges and quantizes them; to the bits of one after the other."""
-    monkeypatch.setattr(fast_path, "threads", lambda: threads)
+    monkeypatch.setattr(fast_choice, "threads", lambda: threads)
     for options in ({}, {"symmetric_quant": True}, {"observer_on": 0}):
         kwargs, same = (arguments(name, shape, axis) | options for _ in range(2))
         for x in kwargs["input"], same["input"]:

@@ -31,7 +31,7 @@ from calls import (
 from cases import assert_same
 from npquant import dtypes
 from npquant.cpu import borrowed, lines, loops, maps, strided, sums, table, target, walk
-from npquant.ops import fast_path
+from npquant.ops import fast_choice, fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
@@ -472,8 +472,8 @@ CROSSED = (
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What NumPy packs otherwise, kernels do."""
-    for module, most in ((walk, "PIECE"), (loops, "PIECE"), (maps, "PIECE"), (fast_path, "PIECE")):
-        monkeypatch.setattr(module, most, 100)
+    for module in (walk, loops, maps, fast_path, fast_choice):
+        monkeypatch.setattr(module, "PIECE", 100)
 
 
 @pytest.mark.usefixtures("one_thread", "small_pieces")
@@ -568,9 +568,9 @@ import npquant
 from npquant import cpu, layout
 from npquant.cpu import loops, maps, walk
 from npquant.modules import PerChannelMinMaxObserver
-from npquant.ops import fast_path
+from npquant.ops import fast_choice, fast_path
 
-walk.PIECE = loops.PIECE = maps.PIECE = fast_path.PIECE = 10
+walk.PIECE = loops.PIECE = maps.PIECE = fast_path.PIECE = fast_choice.PIECE = 10
 pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
 memory = np.frombuffer(pages, np.float32)
 protect = ctypes.CDLL(None, use_errno=True).mprotect

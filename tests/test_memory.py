@@ -13,7 +13,7 @@ from npquant import cpu
 from npquant.cpu.walk import PIECE, ROOM, channel_pieces, pieces
 from npquant.layout import per_channel
 from npquant.modules import MSEObserver
-from npquant.ops import fast_path
+from npquant.ops import fast_choice, fast_path
 
 #: 1 Mi elements; a row is a channel, a token and a group, so that qparams are few.
 SHAPE = (1024, 1024)
@@ -143,7 +143,8 @@ def test_each_array_that_cannot_be_made(name, with_out, monkeypatch):
 
     for new in NEW:
         monkeypatch.setattr(np, new, failed(getattr(np, new)))
-    monkeypatch.setattr(fast_path, "_empty", np.empty)
+    for module in (fast_path, fast_choice):
+        monkeypatch.setattr(module, "_empty", np.empty)
     while calls >= failing:
         calls, failing = 0, failing + 1
         given = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in kwargs.items()}

@@ -45,7 +45,7 @@ class Dynamic:
         results: tuple[int, ...], kinds: tuple[Any, Any], constants: tuple[Any, ...], code: str,
         target: np.dtype[Any],
     ) -> Callable[[DeviceArray], tuple[Any, Any, Any] | None] | None:  # fmt: skip
-        """A function of rows of this shape and dtype, as `fast_dynamic` of ops/fast_path.py makes.
+        """A function of rows of this shape and dtype, as `fast_choice.fast_dynamic` makes one.
 
         None where no team fits.
         """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, checks, dtypes
-from npquant.ops.fast_path import Dynamic, fast_dynamic
+from npquant.ops.fast_choice import Dynamic, fast_dynamic
 from npquant.ops.qparams import (
     choose_qparams_per_token,
     choose_qparams_per_token_asymmetric,

@@ -9,7 +9,8 @@ import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import FastPath, Step, fast_rows, fast_step, usual_state
+from npquant.ops.fast_choice import Step, fast_rows, fast_step, usual_state
+from npquant.ops.fast_path import FastPath
 from npquant.owners import Array, on_device
 
 #: The least scale, as a float32.

@@ -11,13 +11,8 @@ import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.meta import ArraySpec
-from npquant.ops.fast_path import (
-    Choice,
-    FastPath,
-    fast_choice,
-    fast_choice_of_range,
-    no_fast_path,
-)
+from npquant.ops.fast_choice import Choice, fast_choice, fast_choice_of_range
+from npquant.ops.fast_path import FastPath, no_fast_path
 from npquant.owners import Array
 
 #: The dtypes of scales and zero points, where they are not those of the input.
