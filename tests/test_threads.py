@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numba
@@ -46,6 +48,34 @@ def test_threads_and_interrupts_before_anything_is_compiled(layer, tmp_path):
 
 
 # --- in this process --------------------------------------------------------------------------
+
+
+#: Of 320 KiB, of which CPython takes a part.
+ON_A_SMALL_STACK = """
+import threading
+import numpy as np
+import npquant as nq
+x = np.random.default_rng(0).normal(size=(70, 4096)).astype(np.float32)
+scale, zero_point = np.full(4096, 0.3, np.float32), np.zeros(4096, np.float32)
+def gradients():
+    found.append(nq.fake_quantize_learnable_per_channel_affine_backward(
+        x, x, scale, zero_point, 1, -8, 7))
+found = []
+gradients()
+threading.stack_size(320 << 10)
+thread = threading.Thread(target=gradients)
+thread.start()
+thread.join()
+(y, *sums), (v, *others) = found
+assert all(map(np.array_equal, (y, *sums), (v, *others)))
+print("done")
+"""
+
+
+def test_a_small_stack():
+    """Lanes of thousands of channels are not on it."""
+    done = subprocess.run([sys.executable, "-c", ON_A_SMALL_STACK], capture_output=True, text=True)
+    assert done.stdout == "done\n", (done.returncode, done.stderr)
 
 
 def test_numba_is_asked_for_its_threads_without_a_lock(monkeypatch):

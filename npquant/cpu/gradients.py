@@ -2,8 +2,9 @@
 
 Each does grad, x, qparams -> grad_input and sums for scale and zero point, in the order that
 `sums.py` tells of: of tiles, unless there is room for the gradients themselves. It says whether
-the first `look` qparams are `usual`; only then anything is written. Lanes and terms lie on the
-stack: of any other array, the compiler would have to ask whether the output overlaps it.
+the first `look` qparams are `usual`; only then anything is written. Terms, and lanes that are not
+many, lie on the stack: of any other array that a loop writes to, the compiler would have to ask
+whether the output overlaps it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.fetching import to_line
 from npquant.cpu.lanes import TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
-from npquant.cpu.rooms import local
+from npquant.cpu.rooms import from_line, local
 from npquant.cpu.segments import Function
 from npquant.cpu.strided import given, lend, placed, room, taken
 from npquant.cpu.target import GRAIN
@@ -211,7 +212,7 @@ def parts_of(parameters: Function, element: Function) -> Function:
         constants = lo, hi, factor
         kind = parameters(x, scale[0], zero_point[0], constants, y)
         columns = table.empty(kind)
-        lanes = local(_ROWS_OF_LANES, 0.0)
+        lanes = from_line(_ROWS_OF_LANES, sums)
         terms = local(_PARTS_OF_TERMS, factor), local(_PARTS_OF_TERMS, factor)
         tiles, turn, blocks = sums.shape[2], LANES // inner, (channels + block - 1) // block
         for task in range(begin, end):
