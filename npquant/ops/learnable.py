@@ -97,18 +97,8 @@ def fake_quantize_learnable_per_tensor_affine(
     array([-4. , -0.5,  0.5,  3.5], dtype=float32)
     """
     x = checks.floats(input, out=out)
-    form, at_once = _per_tensor(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
-    done = at_once(x, scale, zero_point, out)
-    if done is not None:
-        return done[0]
-    if checks.any_on_device(x, scale, zero_point):
-        s, z = checks.learned_qparams(scale, zero_point, checks.ONE, x)
-    else:
-        s, z = checks.learned_numbers(scale, zero_point, type(x))
-    y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
-    run, given = getattr(backend.of(x), form.kernel), out is not None
-    run(layout.PER_TENSOR, x, s, z, form.constants, form.precision, y, given=given)
-    return y
+    plan = _per_tensor(x.shape, x.dtype, type(x), quant_min, quant_max, grad_factor)
+    return _forward(x, scale, zero_point, plan, out)
 
 
 def fake_quantize_learnable_per_tensor_affine_backward(
@@ -871,10 +861,6 @@ def _plan(
         )
 
     def anew(x: Array, scale: Any, zero_point: Any, out: Any) -> tuple[Array, None]:
-        if which:
-            return fake_quantize_learnable_per_tensor_affine(
-                x, scale, zero_point, lo, hi, factor, out=out
-            ), None
         return _forward(x, scale, zero_point, told, out), None
 
     return form, fast_path(kind, form, anew)
@@ -885,10 +871,16 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done[0]
-    s, z = checks.learned_qparams(scale, zero_point, form.shapes, x)
+    of_one = form.shapes is checks.ONE
+    granularity = layout.PER_TENSOR if of_one else form.granularity
+    s: Any
+    if of_one and not checks.any_on_device(x, scale, zero_point):
+        s, z = checks.learned_numbers(scale, zero_point, type(x))
+    else:
+        s, z = checks.learned_qparams(scale, zero_point, form.shapes, x)
     y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
     run, given = getattr(backend.of(x), form.kernel), out is not None
-    run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
+    run(granularity, x, s, z, form.constants, form.precision, y, given=given)
     return y
 
 
