@@ -581,6 +581,20 @@ def test_gradients_of_any_layout(which, how, threads, monkeypatch):
     forget()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [3, 8])
+def test_gradients_of_groups_of_long_rows_that_cross_memory(rows, threads, monkeypatch):
+    """Such rows are cut into tiles, but not where a tile is of several groups."""
+    monkeypatch.setattr(target, "threads", lambda: threads)
+    monkeypatch.setattr(sums, "threads", lambda: threads)
+    name, (grad, x, *rest) = of_rows("channel_group", rows, 8192, inner=64)
+    expected = getattr(nq, name)(grad, x, *rest)
+    turned = [np.asfortranarray(a) for a in (grad, x)]
+    apart = [np.repeat(a, 2, axis=0)[::2] for a in turned]  # with gaps
+    for data in (turned, apart, (apart[0], turned[1]), (turned[0], apart[1])):
+        assert_same(getattr(nq, name)(*data, *rest), expected)
+
+
 @pytest.mark.parametrize("which", ["rows", "middle axis", "tokens"])
 def test_wrong_qparams_of_gradients_of_any_layout(which):
     name, (grad, x, scale, zero_point, *rest) = BACKWARDS[which]

@@ -275,7 +275,7 @@ def channel_pieces(
     # Now a channel is one run of `count` elements in C order: take some channels, or some tiles.
     most = ROOM // max(x.itemsize for x in arrays)
     rows = strided.BLOCK * max(map(strided.crossed, arrays))
-    if ordered and rows > most and size > PIECE and _in_tiles(arrays, tile):
+    if ordered and rows > most and size > PIECE and _in_tiles(arrays, tile, count):
         yield from _tiles_of_rows(count, len(inputs), arrays, tile, most)
         return
     most = most // rows * rows if 0 < rows < most else most
@@ -294,11 +294,14 @@ def channel_pieces(
                 x.write(*span)
 
 
-def _in_tiles(arrays: list[Array], tile: int) -> bool:
-    """Whether all arrays are the same long rows that cross memory, each of whole tiles."""
+def _in_tiles(arrays: list[Array], tile: int, count: int) -> bool:
+    """Whether all arrays are the same long rows that cross memory, each of whole tiles.
+
+    And of one channel, of `count` elements.
+    """
     lengths = {(len(strided.joined(a)), strided.crossed(a)) for a in arrays}
     axes, length = lengths.pop()
-    alike = not lengths and axes == 2 and length > 0 and length % tile == 0
+    alike = not lengths and axes == 2 and length > 0 and length % tile == count % length == 0
     return alike and all(map(strided.aligned, arrays))
 
 
@@ -367,7 +370,7 @@ def views_in_boxes(
         most = most // rows * rows if rows else min(2 * PIECE, *map(strided.row, moved))
         some, length = max(1, most // count), min(count, -(-most // tile) * tile)
         return views, some, length, count, forward
-    if not _in_tiles(moved, tile):
+    if not _in_tiles(moved, tile, count):
         return None
     # A line alone would use no line of the cache whole.
     some, length = strided.BLOCK, strided.crossed(moved[0])

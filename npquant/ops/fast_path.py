@@ -27,7 +27,8 @@ from npquant.meta import ArraySpec
 from npquant.owners import Array
 
 _BOOL = dtypes.bool_
-#: Gradients of so many elements at most are packed, if they or the data are not contiguous.
+#: Gradients of so many elements at most are packed, if they or the data are not contiguous: fewer
+#: than a tensor has whose rows are of several tiles each, for which there is nothing at once.
 PACKED = strided.GATHERED
 #: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but
 #: have other hashes: sets tell them apart, and tuples do not.
