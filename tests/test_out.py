@@ -348,10 +348,10 @@ def past_caches(monkeypatch):
     """Results of any size are written past the caches; a list of the granularities of which."""
     asked, in_one_call = [], Elementwise.in_one_call
 
-    def spied(self, granularity, n, code, past=False):
+    def spied(self, granularity, n, code, past=False, *repeats):
         if past:
             asked.append(granularity)
-        return in_one_call(self, granularity, n, code, past)
+        return in_one_call(self, granularity, n, code, past, *repeats)
 
     monkeypatch.setattr(Elementwise, "in_one_call", spied)
     monkeypatch.setattr(fast_path, "PAST", 1)
