@@ -31,10 +31,15 @@ def test_every_call_is_right_or_refused_as_if_large(part, monkeypatch):
     forget()
 
 
-def calls(seed, part):
+@pytest.mark.parametrize("part", range(PARTS // 2))
+def test_every_call_is_right_or_refused_of_long_arrays(part):
+    calls(2, part, long=True)
+
+
+def calls(seed, part, **options):
     complaints = {}
     for index in range(part * CASES, (part + 1) * CASES):
-        case = generate.case(seed, index)
+        case = generate.case(seed, index, **options)
         if said := judge.complaint(case):
             complaints[index] = f"{said}\n{judge.report(case)}"
     assert not complaints, "\n".join(f"case {i}: {said}" for i, said in complaints.items())

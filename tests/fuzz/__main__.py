@@ -4,6 +4,7 @@
     PYTHONPATH=tests python -m fuzz --first 500000 --count 500000
     PYTHONPATH=tests python -m fuzz --seed 3 --first 77 --count 1      # one of them, told in full
     PYTHONPATH=tests python -m fuzz --large                  # as if all arrays were large
+    PYTHONPATH=tests python -m fuzz --long --count 100000    # arrays as long as those in use
 
 A case is made of the seed and its number alone, so a run may be cut into several, on as many
 machines. `--state` names a file that remembers how far a run has come, and goes on from there.
@@ -41,6 +42,7 @@ def main(argv=None):
     parser.add_argument("--count", type=int, default=1_000_000, help="how many cases")
     parser.add_argument("--few", action="store_true", help="few dtypes, which compile soon")
     parser.add_argument("--large", action="store_true", help="as if all arrays were large")
+    parser.add_argument("--long", action="store_true", help="arrays as long as those in use")
     parser.add_argument("--state", type=Path, help="remember how far it came, and go on there")
     options = parser.parse_args(argv)
     if options.first < 0 or options.count < 1 or options.seed < 0:
@@ -48,7 +50,7 @@ def main(argv=None):
 
     if options.large:
         as_if_large()
-    run = [options.seed, options.first, options.count, options.few, options.large]
+    run = [options.seed, options.first, options.count, options.few, options.large, options.long]
     state = {"run": run, "next": options.first, "wrong": 0, "found": []}
     if options.state and options.state.exists():
         state = json.loads(options.state.read_text())
@@ -62,7 +64,7 @@ def main(argv=None):
         stop = min(first + STEP, last)
         for index in range(first, stop):
             try:
-                drawn = case(options.seed, index, every_dtype=not options.few)
+                drawn = case(options.seed, index, every_dtype=not options.few, long=options.long)
             except Exception as error:
                 state["found"].append(f"no call was drawn: {error!r}")
                 tqdm.write(f"case {index}: {state['found'][-1]}")
@@ -83,7 +85,7 @@ def main(argv=None):
           f"ml_dtypes {ml_dtypes.__version__}, Python {platform.python_version()}")  # fmt: skip
     print(f"seed {options.seed}, cases {options.first:,}..{last - 1:,} ({options.count:,}) of "
           f"{len(NAMES)} ops in {1 if options.few else MANY} sets of dtypes each, "
-          f"{'as if large, ' if options.large else ''}"
+          f"{'as if large, ' if options.large else ''}{'long, ' if options.long else ''}"
           f"{time.monotonic() - began:.0f} s")  # fmt: skip
     print(f"wrong arguments in {state['wrong']:,}; complaints: {len(found)}")
     for said, times in Counter(found).most_common():

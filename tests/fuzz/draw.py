@@ -6,6 +6,7 @@ NumPy and ml_dtypes only: nothing here knows the library.
 import datetime
 import fractions
 import functools
+import math
 import tempfile
 
 import ml_dtypes
@@ -14,6 +15,9 @@ import numpy as np
 #: Bytes on either side of an array that nobody may touch.
 GUARD = 64
 
+#: Bytes at most that an array with gaps reaches over.
+REACH = 1 << 24
+
 #: Random bits, to lie where no array of a case is.
 _NOISE = np.random.default_rng(0).integers(0, 256, 1 << 18, dtype=np.uint8)
 
@@ -21,8 +25,10 @@ _NOISE = np.random.default_rng(0).integers(0, 256, 1 << 18, dtype=np.uint8)
 class Draw:
     """NumPy's generator, seeded by a seed and the number of a case."""
 
-    def __init__(self, seed, index):
+    def __init__(self, seed, index, *, long=False):
         self.rng = np.random.default_rng([seed, index])
+        #: Whether arrays are as long as those in use.
+        self.long = long
         self._random = self.rng.random
         #: Whether memory that is a file was given away; there is one file.
         self.mapped = False
@@ -80,6 +86,8 @@ def placed(draw, x, *, written=False):
             order = [int(i) for i in draw.rng.permutation(ndim)]
         if draw.chance(0.5):
             steps = [draw.of((1, 1, 1, -1, -1, 2, -2, 3)) for _ in order]
+            if x.nbytes * abs(math.prod(steps)) > REACH:
+                steps = [step // abs(step) for step in steps]
         if draw.chance(0.2):
             shift = 1 + draw.below(7)
         if draw.chance(0.1):

@@ -58,9 +58,12 @@ READ = "scale", "scales", "zero_point", "zero_points", "beta", "weight"
 OPTIONAL = "axis", "group_size"
 
 
-def case(seed, index, *, every_dtype=False):
-    """Return the case with this number; with few dtypes, or with many that compile for long."""
-    draw = Draw(seed, index)
+def case(seed, index, *, every_dtype=False, long=False):
+    """Return the case with this number; with few dtypes, or with many that compile for long.
+
+    Arrays have a few elements, or, if `long`, mostly some ten thousand.
+    """
+    draw = Draw(seed, index, long=long)
     name = draw.of(NAMES)
     maker = Maker(draw, name, draw.of(dtypes_of(name, every_dtype)), every_dtype)
     DRAWERS[name](maker)
@@ -307,29 +310,50 @@ def _offset(x, base):
 
 LENGTHS = (1, 1, 2, 2, 3, 4, 5, 7, 8, 16)
 MOST = 64
+#: Of arrays as long as those in use: more than are packed, rows of several tiles and of parts of
+#: them, more channels than are done at once.
+LONG_LENGTHS = (1, 2, 3, 4, 8, 16, 17, 40, 64, 100, 128, 256, 300, 1000, 1024, 2048, 3072, 4096,
+                5000, 8192, 9001, 12_288, 16_384, 40_000, 65_536)  # fmt: skip
+LONG_MOST = 1 << 17
+
+
+def most(draw):
+    """Elements at most of an array."""
+    return LONG_MOST if draw.long else MOST
 
 
 def some_axis(draw, shape):
     """An axis that is no huge one."""
-    return draw.of([i for i, n in enumerate(shape) if n <= MOST])
+    return draw.of([i for i, n in enumerate(shape) if n <= most(draw)])
 
 
 def shape(draw, least=0, *, rows=False):
     """A shape of few elements, now and then of none; and of few `rows`, if they have qparams."""
     ndim = max(least, draw.of((0, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6)))
-    lengths, size = [], 1
-    for _ in range(ndim):
-        n = draw.of(LENGTHS)
-        n = n if n * size <= MOST else 1
-        size *= n
-        lengths.append(n)
+    lengths = lengths_of(draw, ndim, most(draw))
     if ndim and draw.chance(0.06):
         lengths[draw.below(ndim)] = 0
         if ndim > 1 and draw.chance(0.2) and (zeros := [i for i in range(ndim) if lengths[i]]):
             lengths[draw.of(zeros)] = draw.of((1 << 20, 1 << 31, 1 << 40))
-            if rows and math.prod(lengths[:-1]) > MOST:
+            if rows and math.prod(lengths[:-1]) > most(draw):
                 lengths = lengths[-1:] + lengths[:-1]
     return tuple(lengths)
+
+
+def lengths_of(draw, ndim, size):
+    """Lengths whose product is at most `size`, in any order."""
+    lengths = []
+    for _ in range(ndim):
+        if draw.long:
+            n = draw.of([n for n in LONG_LENGTHS if n <= size])
+        else:
+            n = draw.of(LENGTHS)
+            n = n if n <= size else 1
+        size //= n
+        lengths.append(n)
+    if draw.long:
+        draw.rng.shuffle(lengths)
+    return lengths
 
 
 def scale_of(draw):
@@ -343,8 +367,10 @@ def scale_of(draw):
 def scales_of(draw, count, dtype):
     """Positive numbers of a dtype."""
     s = np.array([scale_of(draw) for _ in range(min(count, 8))], F64)
+    if count > 8:  # in no order, which might hide that they are in another
+        s = s[draw.rng.integers(0, 8, count)]
     with np.errstate(all="ignore"):
-        s = np.resize(s, count).astype(dtype)
+        s = s.astype(dtype)
         return np.where((s > 0) & np.isfinite(s.astype(F32)), s, np.ones(1, dtype))
 
 
@@ -527,7 +553,7 @@ def axis(m, shape, a, name="axis"):
     if m.draw.chance(m.odd):
         form = m.draw.of((ndim, -ndim - 1, 2**63, -(2**70)))
     got = m.integer(name, form, reader)
-    if known(got) and shape[got] > MOST:  # nobody has as many scales
+    if known(got) and shape[got] > most(m.draw):  # nobody has as many scales
         got = m.add(name, a, a)
     return got % ndim if known(got) else a
 
@@ -551,6 +577,10 @@ def group_of(m, shape, group):
 
 def grouped(draw, ndim=None):
     """A shape whose last axis is some groups, and the size of these."""
+    if draw.long:
+        group, count = draw.of((2, 3, 4, 16, 24, 32, 100, 128, 1024, 4096)), draw.of((1, 2, 3, 8))
+        ndim = draw.of((0, 1, 1, 2, 2, 3)) if ndim is None else ndim - 1
+        return (*lengths_of(draw, ndim, LONG_MOST // (group * count)), group * count), group
     group, count = draw.of((2, 3, 4, 8)), draw.of((0, 1, 1, 2, 3))
     rows = draw.of((1, 2, 3, 4, 0))
     lead = (rows,) if ndim == 2 else draw.of(((), (rows,), (rows,), (2, rows), (1, 2, rows)))
@@ -870,7 +900,11 @@ def _learnable(m, granularity):
             if isinstance(p, np.ndarray) and not backward:
                 m.case.plain[key] = p.reshape(shapes[0])
     if backward:
-        m.data("grad", floats_of(draw, size, d.x, 0.1), {d.x}, size)
+        grad = floats_of(draw, size, d.x, 0.1)
+        if draw.long:  # of many magnitudes, or sums would be exact in whatever order
+            with np.errstate(all="ignore"):
+                grad = (grad.astype(F64) * 2.0 ** draw.rng.integers(-12, 12, size)).astype(d.x)
+        m.data("grad", grad, {d.x}, size)
         if draw.chance(0.3):
             both = "pytorch", "nearest"
             m.word("zero_point_rounding", draw.of(both if m.many else both[:1]), both)
