@@ -105,6 +105,8 @@ def whole(size: int) -> Granularity:
 
 @lru_cache(maxsize=256)
 def per_channel(shape: tuple[int, ...], axis: int) -> Granularity:
+    if shape[axis] == 1:  # which is one run
+        return Granularity(1, max(1, prod(shape)), axis)
     return Granularity(shape[axis], prod(shape[axis + 1 :]), axis)
 
 

@@ -56,11 +56,11 @@ def periods_of(parameters: Function, element: Function) -> Function:
         span = channels * inner * repeats
         period = _repeated(channels * inner, span)
         while begin < end:
-            lowest, last, start = _turn(begin, end, first, channels, span, period)
-            for part in range(0, period, table.ROWS):
-                rows = min(table.ROWS, period - part)
-                if start + part + rows <= begin and start + part + period >= last:
-                    continue  # there is less than a period, and none of this
+            lowest, last, start, low, high = _turn(
+                begin, end, first, channels, channels * inner, span, period
+            )
+            for part in range(low, high, table.ROWS):
+                rows = min(table.ROWS, high - part)
                 near, head = NEAR if rows > MANY and not is_far else rows, 0
                 ahead = period if rows > near else AHEAD
                 if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
@@ -119,9 +119,11 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
         span = channels * inner * repeats
         period = _repeated(channels * inner, span)
         while begin < end:
-            lowest, last, start = _turn(begin, end, first, channels, span, period)
-            for part in range(0, period, table.ROWS):
-                rows = min(table.ROWS, period - part)
+            lowest, last, start, low, high = _turn(
+                begin, end, first, channels, channels * inner, span, period
+            )
+            for part in range(low, high, table.ROWS):
+                rows = min(table.ROWS, high - part)
                 table.fill(columns, part, rows, parameters, x, scale, zero_point,
                            lowest, channels, inner, constants, y)  # fmt: skip
                 for i in range(start + part, last, period):
@@ -183,8 +185,19 @@ def _repeated(period: Any, span: Any) -> Any:
 
 
 @called
-def _turn(begin: Any, end: Any, first: Any, channels: Any, span: Any, period: Any) -> Any:
-    """The first channel of those `begin` is among, where these stop, where its period begins."""
+def _turn(
+    begin: Any, end: Any, first: Any, channels: Any, run: Any, span: Any, period: Any
+) -> Any:  # fmt: skip
+    """The first channel of those `begin` is among, where these stop, where its period begins.
+
+    And which elements of a period are there: of less than the `run` of all channels only those, or
+    tables would be made of every channel for each piece.
+    """
     skip = (first + begin) % span
     lowest = (first + begin) // span * channels
-    return lowest, min(end, begin + span - skip), begin - skip % period
+    last = min(end, begin + span - skip)
+    if last - begin >= run:
+        return lowest, last, begin - skip % period, 0, period
+    start = begin - skip % run
+    last = min(last, start + run)
+    return lowest, last, start, begin - start, last - start
