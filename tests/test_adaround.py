@@ -544,6 +544,9 @@ def test_wrong_loss(options, error):
 
 def test_wrong_steps_and_arrays():
     loss, v = AdaroundLoss(10), np.zeros(3, F32)
+    for step in (0, 5):  # while there is no regularizer, and then
+        with pytest.raises(ValueError, match="out must be V itself or not overlap it"):
+            loss.regularizer_backward(step, v, out=v[::-1])
     for step, error in ((-1, ValueError), (10, ValueError), (1.0, TypeError)):
         with pytest.raises(error, match="step"):
             loss.regularizer(step, v)

@@ -468,6 +468,38 @@ def test_what_a_learnable_backward_refuses_is_refused_when_it_is_traced(wrong, e
             tape.apply(nq.fake_quantize_learnable_per_tensor_affine, **given)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_options_of_a_backward_are_looked_at_whether_it_is_traced_or_not(traced):
+    given = arguments("fake_quantize_learnable_per_tensor_affine", (6, 8))
+    op = nq.fake_quantize_learnable_per_tensor_affine
+    with ag.Tape() as tape:
+        if traced:
+            tape.watch(given["input"])
+        for apply in (tape.apply, *(() if traced else (ag.call,))):
+            y = apply(op, **given, zero_point_rounding="nearest")
+            assert_same(y, op(**given))
+            with pytest.raises(ValueError, match="zero_point_rounding must be"):
+                apply(op, **given, zero_point_rounding="nearst")
+            with pytest.raises(TypeError, match="grad"):
+                apply(op, **given, grad=5)
+
+
+def test_one_weight_among_arrays_of_one_element():
+    """Bounds and axes may be such arrays: they are no data, though of its shape."""
+    w, lo, hi = np.array([0.3], F32), np.array([-8]), np.array([7])
+    V = ag.Parameter(np.array([0.1], F32))
+    with ag.Tape() as tape:
+        y = tape.apply(nq.adaround_soft, w, V, 0.5, 0, lo, hi)
+    assert_same(y, nq.adaround_soft(w, V.value, 0.5, 0, -8, 7))
+    grad = np.array([2], F32)
+    expected = nq.adaround_soft_backward(grad, w, V.value, 0.5, 0, -8, 7)
+    assert_same(tape.gradient(y, V, grad), expected)
+    x, s, z = ag.Parameter(w), np.ones(1, F32), np.zeros(1, F32)
+    with ag.Tape() as tape:
+        y = tape.apply(nq.fake_quantize_learnable_per_channel_affine, x, s, z, np.array([0]), -8, 7)
+    assert_same(tape.gradient(y, x, grad), grad)
+
+
 def test_soft_rounding_and_a_layer_on_one_tape():
     """The gradient of V through a product: that of the weights, and then of the rounding."""
     w, x = integers(0, 4, 3).astype(F32) / 8, integers(1, 5, 3).astype(F32)

@@ -156,7 +156,8 @@ NUMBERS = [
     (name, argument)
     for name in CALLS
     for argument in ("scale", "zero_point", "quant_min", "quant_max")
-    if "per_tensor" in name and argument in PARAMETERS[name]
+    if argument in PARAMETERS[name]
+    and ("per_tensor" in name or (name.startswith("adaround") and "quant" in argument))
 ]
 
 
@@ -171,6 +172,25 @@ def test_numbers_as_specs(name, argument):
             getattr(nq, name)(**kwargs | {argument: wrong})
     with pytest.raises(ValueError, match=argument):
         getattr(nq, name)(**kwargs | {argument: nq.ArraySpec((99,), np.float32)})
+
+
+SWITCHES = ("fake_quant_enabled", "observer_on", "fake_quant_on", "symmetric_quant", "symmetric",
+            "has_customized_qrange")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [(n, a) for n in CALLS for a in SWITCHES if a in PARAMETERS[n]]
+)
+def test_switches_as_specs(name, argument):
+    """Of whatever a switch may be: a bool, too."""
+    kwargs = specs(valid(name))
+    right = outcome(name, kwargs | {argument: True})
+    assert isinstance(right[0], nq.ArraySpec)
+    for dtype in (bool, np.int8, np.float32):
+        assert outcome(name, kwargs | {argument: nq.ArraySpec((1,), dtype)}) == right, dtype
+    wrong = outcome(name, kwargs | {argument: nq.ArraySpec((2,), bool)})
+    assert wrong[0] is ValueError
+    assert argument in wrong[1]
 
 
 @pytest.mark.parametrize("name", CALLS)

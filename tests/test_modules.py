@@ -733,6 +733,57 @@ def test_the_least_error_with_float_qparams():
     assert_same((module.scale.value, module.zero_point.value), (scale, zero_point.astype(F32)))
 
 
+def test_a_scale_below_eps_is_raised_in_static_estimates_too():
+    """What the call uses is what it says that it uses, so that codes dequantize to the result."""
+    module = LearnableFakeQuantize(MinMaxObserver, 0, 255, eps=1e-12)
+    x = np.linspace(0, 1e-6, 11).astype(F32)
+    y, (scale, zero_point) = module(x), module.calculate_qparams()
+    assert scale == module.scale.value == F32(2.0**-23)
+    bounds = 0, 255, np.uint8
+    codes = nq.quantize_per_tensor(y, scale, zero_point, *bounds)
+    assert_same(nq.dequantize_per_tensor(codes, scale, zero_point, *bounds), y)
+    module.enable_observer(False)
+    assert_same(module(x), y)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_learned_qparams_of_another_dtype_become_float32(dtype):
+    """`choose_qparams` gives float64; a module made the same way takes the state, and back."""
+
+    def made(scale):
+        module = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+        module.scale.value = scale
+        module.zero_point.value = np.array([0.3], scale.dtype)
+        return module.enable_param_learning()
+
+    scale, x = np.array([0.3], dtype), data((2, 3, 8))
+    module, other = made(scale), made(np.ones(1, F32))
+    other.load_state_dict(module.state_dict())
+    assert_same(other.scale.value, scale.astype(F32))
+    assert_same(module.calculate_qparams(), other.calculate_qparams())
+    assert_same(module(x), other(x))
+    assert_same(module.scale.value, scale.astype(F32))
+    before = made(np.ones(1, F32)).state_dict()
+    module = made(scale)
+    module.load_state_dict(before)
+    assert_same(module.scale.value, np.ones(1, F32))
+
+
+def test_a_scale_without_axes():
+    """An op takes it, and so estimates replace it; an error is that of the op."""
+    x = data((2, 3, 8))
+    module = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+    fresh = copy.deepcopy(module)
+    module.scale.value = np.array(0.5, F32)
+    module.zero_point.value = np.array([np.nan], F32)
+    module.enable_param_learning()
+    with pytest.raises(ValueError, match="zero_point must"):
+        module(x)
+    module.enable_static_estimate()
+    assert_same(module(x), fresh(x))
+    assert_same(module.scale.value, fresh.scale.value)
+
+
 def test_estimates_of_zeros():
     for init in ("observer", "lsq", "lsq+"):
         for scheme in ("affine", "symmetric"):

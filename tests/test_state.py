@@ -13,6 +13,7 @@ import warnings
 from contextlib import suppress
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -192,6 +193,29 @@ def test_a_copy_is_another(name):
             assert not np.may_share_memory(array, dict(_arrays(work.module))[key])
     for key, array in work.module.state_dict().items():
         assert_same(array, before[key], key)
+
+
+class Holds(Module):
+    """A buffer of any dtype."""
+
+    _buffers = ("codes",)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "state_dict" not in way])
+@pytest.mark.parametrize(
+    "dtype", [bool, np.uint64, np.complex64, ml_dtypes.int4, ml_dtypes.float8_e4m3fn]
+)
+def test_buffers_of_any_dtype_are_copied_and_saved(dtype, way):
+    module = Holds(np.arange(3).astype(dtype))
+    other = WAYS[way](module)
+    assert_same(other.codes, module.codes)
+    assert not np.may_share_memory(other.codes, module.codes)
+    other.load_state_dict(module.state_dict())
+    with pytest.raises(ValueError, match="codes must not be an array of objects"):
+        WAYS[way](Holds(np.array([1, "a"], object)))
 
 
 @pytest.mark.parametrize(

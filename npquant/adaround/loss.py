@@ -168,7 +168,7 @@ class AdaroundLoss:
         if beta is not None:
             gradient = adaround_regularizer_backward(v, beta, self.reg_param, out=out)
         else:
-            gradient = checks.output(out, v, v.dtype)
+            gradient = checks.output(out, v, v.dtype, data="V")
             gradient.fill(0)
         return gradient
 

@@ -56,25 +56,35 @@ def with_backward(op: Function, backward: Function, *inputs: str) -> tuple[Funct
     options = signature(backward).parameters.keys() - signature(op).parameters.keys()
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        return op(*args, **{k: v for k, v in kwargs.items() if k not in options})
+        y = op(*args, **{k: v for k, v in kwargs.items() if k not in options})
+        if not options.isdisjoint(kwargs):
+            check(y, args, kwargs)
+        return y
+
+    def check(y: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what the backward would."""
+        if isinstance(y, np.ndarray):
+            named = {key: _spec(a, y) for key, a in kwargs.items()}
+            backward(*(_spec(a, y) for a in (y, *args)), **named)
 
     def rule(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         def every(grad: Array) -> tuple[Any, ...]:
             found = backward(grad, *args, **kwargs)
             return found if isinstance(found, tuple) else (found,)
 
-        y = plain(*args, **kwargs)
-        if isinstance(y, np.ndarray):
-            named = {key: _spec(a, y) for key, a in kwargs.items()}
-            backward(*(_spec(a, y) for a in (y, *args)), **named)
+        y = op(*args, **{k: v for k, v in kwargs.items() if k not in options})
+        check(y, args, kwargs)
         return y, every
 
     return _entry(op, plain, rule, *inputs)
 
 
 def _spec(a: Any, y: Array) -> Any:
-    """`a` without its data if it has the shape of `y`: given that, ops check and do nothing."""
-    large = isinstance(a, (np.ndarray, np.generic)) and a.shape == y.shape
+    """`a` without its data if it has the shape of `y`: given that, ops check and do nothing.
+
+    What has one element may be a number: then so little is computed.
+    """
+    large = isinstance(a, np.ndarray) and a.shape == y.shape and y.size != 1
     return nq.ArraySpec(a.shape, a.dtype) if large else a
 
 

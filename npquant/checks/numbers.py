@@ -255,6 +255,8 @@ def switch(value: Any, name: str, kind: type | None = None) -> bool:
         return bool(value)
     if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1:
         return bool(array(value, name).item())
+    if type(value) is ArraySpec and value.dtype == np.bool_:
+        value = ArraySpec(value.shape, np.int8)  # which is a number
     if not isinstance(value, (*ARRAYS, int, float, np.number, ml_dtypes.bfloat16)):
         raise TypeError(f"{name} must be a bool or a number, got {show(value)}")
     n = number(value, name, kind)

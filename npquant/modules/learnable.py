@@ -70,8 +70,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     activation_post_process : Observer
         The observer.
     scale, zero_point : Parameter
-        What is learned: float32 of shape (1,) or (channel_len,). Their arrays are replaced by a
-        call that changes them, so give an optimizer the parameters.
+        What is learned: float32 of shape (1,) or (channel_len,), which a call makes of other
+        floats. Their arrays are replaced by a call that changes them, so give an optimizer the
+        parameters.
     fake_quant_enabled, static_enabled, learning_enabled : ndarray
         Switches, 0 or 1: uint8 of shape (1,).
     observer_enabled : ndarray
@@ -147,7 +148,11 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     _parameters = ("scale", "zero_point")
     _switches = (*FakeQuantizeBase._switches, "static_enabled", "learning_enabled")
     _buffers = (*_switches, "eps")
-    _kinds: ClassVar[Kinds] = dict.fromkeys(_switches, (_SWITCH, dtypes.int64)) | {"eps": (_FLOAT,)}
+    _kinds: ClassVar[Kinds] = {
+        **dict.fromkeys(_switches, (_SWITCH, dtypes.int64)),
+        "eps": (_FLOAT,),
+        **dict.fromkeys(_parameters, tuple(sorted(dtypes.FLOATS, key=str))),
+    }
 
     static_enabled: Array
     learning_enabled: Array
@@ -301,11 +306,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Estimate and fake quantize, as the switches say."""
         data = checks.floats(value_of(x), "x")
-        if self._on("static_enabled"):
-            if data.size and not isinstance(data, ArraySpec):
-                self._estimate(data)
-        else:
-            _replace(self.scale, self._scale(data))
+        if self._on("static_enabled") and data.size and not isinstance(data, ArraySpec):
+            self._estimate(data)
+        _replace(self.scale, self._scale(data))
+        _replace(self.zero_point, _single(self.zero_point.value))
         if not self._on("fake_quant_enabled") or data.size == 0:
             return x
         scale: Any = self.scale
@@ -351,13 +355,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _scale(self, beside: Array | None = None) -> Array:
         """The scale that is used, perhaps beside data: not below eps."""
-        scale = self.scale.value if beside is None else following(beside, self.scale.value)
+        scale = _single(self.scale.value)
+        scale = scale if beside is None else following(beside, scale)
         least: Array = maximum(scale, float(self.eps[0]))
         return least
 
     def _zero_point(self, beside: Array | None = None) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
-        z = self.zero_point.value
+        z: Array = _single(self.zero_point.value)
         if not self._symmetric:
             return z
         z = z if beside is None else following(beside, z)
@@ -402,7 +407,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         count = 1
         if self.is_per_channel:
             count = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
-        if kind(self.scale.value)[0] != (count,):
+        shape = kind(self.scale.value)[0]
+        if shape != (count,) and (shape or self.is_per_channel):  # an op takes one without axes
             raise ValueError(
                 f"channel_len must be the number of channels, {count}, got {self.channel_len}"
             ) from None
@@ -470,6 +476,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     # --- state and looks ----------------------------------------------------------------------
 
+    def _get(self, name: str) -> Array:
+        array = super()._get(name)
+        return _single(array) if name in self._parameters else array
+
     def _check_array(self, key: str, name: str, array: Array) -> None:
         super()._check_array(key, name, array)
         if name in self._parameters:  # whose values optimizers move freely
@@ -491,9 +501,16 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         )
 
 
+def _single(array: Any) -> Any:
+    """Floats in float32, as what is learned is saved; anything else as it is."""
+    floats = isinstance(array, np.ndarray) and array.dtype in dtypes.FLOATS
+    return astype(array, _FLOAT) if floats else array
+
+
 def _replace(parameter: Parameter, array: Array) -> None:
     """Change the array of a parameter; a tape may still need the old one."""
     value = parameter.value
     on_host = isinstance(value, np.ndarray) and isinstance(array, np.ndarray)
-    if not (on_host and np.array_equal(value, array, equal_nan=True)):
+    same = on_host and value.dtype == array.dtype
+    if not (same and np.array_equal(value, array, equal_nan=True)):
         parameter.value = array

@@ -11,7 +11,7 @@ import numpy as np
 
 from npquant.arrays import kind, on_host
 from npquant.autograd import Parameter, call
-from npquant.dtypes import REALS, names
+from npquant.dtypes import names
 from npquant.errors import show
 from npquant.owners import on_device
 from npquant.state import remade, seen, takes_state
@@ -44,7 +44,7 @@ class Module:
     _parameters: ClassVar[tuple[str, ...]] = ()
     _buffers: ClassVar[tuple[str, ...]] = ()
     _modules: ClassVar[tuple[str, ...]] = ()
-    #: The dtypes that a saved instance may have of these; of others those of real numbers.
+    #: The dtypes that a saved instance may have of these; of others any but objects.
     _kinds: ClassVar[Kinds] = {}
 
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
@@ -212,7 +212,7 @@ class Module:
         for name in module._modules:
             self._check_module(name, getattr(module, name))
         arrays = {
-            name: _copied(name, _hosted(module._get(name)), self._kinds.get(name, REALS))
+            name: _copied(name, _hosted(module._get(name)), self._kinds.get(name))
             for name in module._names()
         }
         module._check("", arrays)
@@ -248,12 +248,18 @@ def _hosted(value: Any) -> Any:
     return on_host(value) if on_device(value) else value
 
 
-def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]]) -> Array:
-    """A plain copy of an array, memory maps included; nothing that its class defines is called."""
+def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]] | None) -> Array:
+    """A plain copy of an array, memory maps included; nothing that its class defines is called.
+
+    It must have one of the `dtypes`, or any but objects.
+    """
     if not isinstance(value, np.ndarray) or isinstance(value, (np.ma.MaskedArray, np.matrix)):
         raise TypeError(f"{key} must be a NumPy array, got {seen(value)}")
     array = np.array(value, order="C")
-    if array.dtype not in dtypes:
+    if dtypes is None:
+        if array.dtype.hasobject:
+            raise TypeError(f"{key} must not be an array of objects, got {array.dtype}")
+    elif array.dtype not in dtypes:
         several = "a dtype among" if len(dtypes) > 1 else "the dtype"
         raise TypeError(f"{key} must have {several} {names(dtypes)}, got {array.dtype}")
     return array

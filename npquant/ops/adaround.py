@@ -683,6 +683,10 @@ def _plan(
     if target is not None:
         checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
+    if ArraySpec in (type(quant_min), type(quant_max)):  # those that are not known are right
+        exact = dtypes.EXACT64 if dtype == dtypes.float64 else dtypes.EXACT32
+        lo = -exact if type(quant_min) is ArraySpec else lo
+        hi = exact if type(quant_max) is ArraySpec else hi
     name = checks.adaround_precision(lo, hi, dtype)
     constants = lo, hi, min(max(0, lo), hi)
     granularity, shapes = _granularity(shape, axis, group_size)

@@ -330,7 +330,8 @@ def fake_quantize_per_tensor_affine_cachemask_backward(
     Returns
     -------
     ndarray or ArraySpec
-        Gradient of the input, of the shape and the dtype of `grad`.
+        Gradient of the input, of the dtype and the shape of `grad`, with the axes of length 1 that
+        only `mask` has.
 
     Raises
     ------
@@ -588,7 +589,8 @@ def fake_quantize_per_channel_affine_cachemask_backward(
     Returns
     -------
     ndarray or ArraySpec
-        Gradient of the input, of the shape and the dtype of `grad`.
+        Gradient of the input, of the dtype and the shape of `grad`, with the axes of length 1 that
+        only `mask` has.
 
     Raises
     ------
@@ -831,7 +833,8 @@ def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | No
     Returns
     -------
     ndarray or ArraySpec
-        Gradient of the input, of the shape and the dtype of `grad`.
+        Gradient of the input, of the dtype and the shape of `grad`, with the axes of length 1 that
+        only `mask` has.
 
     Raises
     ------
