@@ -1,5 +1,6 @@
 """No bit depends on layout, alignment, byte order, length, threads or how the work is cut."""
 
+import copy
 import functools
 import os
 import subprocess
@@ -30,7 +31,21 @@ from calls import (
 )
 from cases import assert_same
 from npquant import dtypes
-from npquant.cpu import borrowed, lines, loops, maps, strided, sums, table, target, walk
+from npquant.checks.calls import forget
+from npquant.cpu import (
+    borrowed,
+    channels,
+    lines,
+    loops,
+    maps,
+    periods,
+    qparams,
+    strided,
+    sums,
+    table,
+    target,
+    walk,
+)
 from npquant.ops import fast_choice, fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
@@ -80,6 +95,11 @@ def every_second(x):
     part = wide[(slice(1, None, 2),) * x.ndim]
     part[...] = x
     return part
+
+
+def apart_in_order(x, order):
+    """`every_second`, with its axes in this order."""
+    return every_second(x.transpose(order)).transpose(np.argsort(order))
 
 
 def in_pairs(x, place=1):
@@ -375,15 +395,15 @@ def test_a_few_rows_of_one_tile_that_cross_memory(rows):
     grad[...] = x + 1
     assert npquant.adaround_regularizer(across, 2.0) == npquant.adaround_regularizer(x, 2.0)
     scale, zero_point = np.linspace(0.1, 1, rows, dtype=np.float32), np.zeros(rows, np.float32)
-    for name, qparams, where in (
+    for name, given, where in (
         ("tensor", (scale[:1], zero_point[:1]), ()),
         ("channel", (scale, zero_point), (0,)),
         ("token", (scale, zero_point), ()),
     ):
         op = getattr(npquant, f"fake_quantize_learnable_per_{name}_affine_backward")
         for got, wanted in zip(
-            op(grad, across, *qparams, *where, -8, 7),
-            op(x + 1, x, *qparams, *where, -8, 7),
+            op(grad, across, *given, *where, -8, 7),
+            op(x + 1, x, *given, *where, -8, 7),
             strict=True,
         ):
             assert_same(np.ascontiguousarray(got), wanted, name)
@@ -430,6 +450,102 @@ def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
         agree_however_it_lies(name, shape, 0)
 
 
+@pytest.mark.parametrize("most", [1, 3, 8])
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if name.startswith(("choose", "fused")) or "dynamic" in name]
+)
+def test_qparams_of_many_rows_are_chosen_some_at_a_time(name, most, monkeypatch):
+    """An axis is cut, or several are, whichever is the slowest in memory."""
+    for module in (qparams, fast_choice):
+        monkeypatch.setattr(module, "MANY", most)
+    forget()  # plans that are made with other limits
+    for shape in ((8, 72), (3, 5, 20), (2, 3, 4, 10), (1, 17, 6)):
+        for axis in axes(name, shape):
+            agree_however_it_lies(name, shape, axis)
+            for order in permutations(range(len(shape))):
+                kwargs = arguments(name, shape, axis)
+                kwargs = relaid(kwargs, lambda x, o=order: in_order(x, o), DATA)
+                for call in (results, results_the_long_way):
+                    got = call(name, copy.deepcopy(kwargs))
+                    assert_same(got, expected(name, shape, axis), (shape, axis, order))
+    forget()
+
+
+@pytest.mark.parametrize("most", [3, 1000, None])
+@pytest.mark.parametrize("name", [name for name in CALLS if "_affine_backward" in name])
+def test_gradients_of_many_channels_in_any_order(name, most, monkeypatch):
+    """The sums of a tensor are those of its rows, of which there are as many as there are."""
+    usual = sums.MANY
+    shapes = ((8, 72), (3, 5, 20), (2, 3, 4, 12), (1, 17, 8), (5, 2, 4100))
+    for shape in shapes if most == 3 else ((300, 17, 12), (9000, 2, 4)):
+        for axis in axes(name, shape):
+            for dtype in (np.float32, np.float64):  # which are written at once, and kept
+                kwargs = arguments(name, shape, axis)
+                kwargs = {
+                    k: v.astype(dtype) if k in ("scale", "zero_point") else v
+                    for k, v in kwargs.items()
+                }  # fmt: skip
+                monkeypatch.setattr(sums, "MANY", usual)
+                whole = results(name, kwargs)
+                monkeypatch.setattr(sums, "MANY", most or usual)
+                for order in permutations(range(len(shape))):
+                    dense = relaid(kwargs, lambda x, o=order: in_order(x, o), DATA)
+                    gaps = relaid(kwargs, lambda x, o=order: apart_in_order(x, o), DATA)
+                    for given in (dense, gaps):
+                        assert_same(results(name, given), whole, (shape, axis, order, dtype))
+
+
+#: More than a table has rows, fewer than a piece has elements, and periods in between.
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((3, 40_000), 1), ((40_000,), 0), ((5, 9001), 1), ((7, 3000), 1), ((2, 9000, 3), 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pieces_of_less_than_a_period(shape, axis, threads):
+    """What belongs to channels is found for those of a piece, also where it goes round an end."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        for name in ("quantize_per_channel", "fake_quantize_per_channel_affine_cachemask"):
+            kwargs = arguments(name, shape, axis)
+            whole = results(name, kwargs)
+            rows = np.moveaxis(kwargs["input"], axis, -1)
+            for x, y in zip(rows, np.moveaxis(whole[0], axis, -1), strict=True):
+                if x.ndim == 1:  # by themselves they are runs
+                    alone = kwargs | {"input": x[:, None].copy(), "axis": 0}
+                    assert_same(results(name, alone)[0][:, 0], y)
+            for lay in (window, unaligned, every_second, in_pairs, reversed_axes):
+                assert_same(results(name, relaid(kwargs, lay, DATA)), whole, (name, lay))
+    finally:
+        numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("run", [7, 50])
+def test_as_many_rows_of_a_table_are_filled_as_a_piece_has_elements(run):
+    """Or it would take the square of the channels. The table of few channels repeats them."""
+    channels, span, period = run, 24 * run, 3 * run
+    for piece in (1, run - 1, run, run + 1, 2 * span + 1):
+        for first in range(0, 3 * span, piece):
+            begin, end = 0, min(piece, 3 * span - first)
+            while begin < end:
+                at = first + begin
+                lowest, last, start, low, high = periods._turn(
+                    begin, end, first, channels, run, span, period
+                )
+                assert lowest == at // span * channels
+                assert begin < last <= min(end, begin + span - at % span)
+                assert start <= begin
+                if last - begin < run:
+                    assert (start + low, start + high) == (begin, last)
+                    assert 0 <= low < high <= run
+                    assert (first + start) % span % run == 0
+                else:
+                    assert (low, high) == (0, period)
+                    assert (first + start) % span % period == 0
+                begin = last
+
+
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", CALLS)
 def test_several_tiles_and_pieces(name):
@@ -472,7 +588,7 @@ CROSSED = (
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What NumPy packs otherwise, kernels do."""
-    for module in (walk, loops, maps, fast_path, fast_choice):
+    for module in (walk, channels, loops, maps, fast_path, fast_choice):
         monkeypatch.setattr(module, "PIECE", 100)
 
 
@@ -566,11 +682,12 @@ import ctypes, mmap
 import numpy as np
 import npquant
 from npquant import cpu, layout
-from npquant.cpu import loops, maps, walk
+from npquant.cpu import channels, loops, maps, walk
 from npquant.modules import PerChannelMinMaxObserver
 from npquant.ops import fast_choice, fast_path
 
-walk.PIECE = loops.PIECE = maps.PIECE = fast_path.PIECE = fast_choice.PIECE = 10
+for module in (walk, channels, loops, maps, fast_path, fast_choice):
+    module.PIECE = 10
 pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
 memory = np.frombuffer(pages, np.float32)
 protect = ctypes.CDLL(None, use_errno=True).mprotect

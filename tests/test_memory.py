@@ -10,7 +10,8 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
 from npquant import cpu
-from npquant.cpu.walk import PIECE, ROOM, channel_pieces, pieces
+from npquant.cpu.channels import ROOM, channel_pieces
+from npquant.cpu.walk import PIECE, pieces
 from npquant.layout import per_channel
 from npquant.modules import MSEObserver
 from npquant.ops import fast_choice, fast_path
@@ -69,6 +70,41 @@ def test_no_temporary_of_the_size_of_the_input(name, layout):
         results(name, kwargs)  # compiles
         given = sum(kwargs[key].nbytes for key in STATE) if name.startswith("fused") else 0
         assert peak(partial(results, name, kwargs)) + given <= BOUND, axis
+
+
+#: 2 Mi elements; a row is a channel and a token, and has four groups, so that qparams are many.
+MANY_ROWS = (1 << 17, 16)
+ROW_LAYOUTS = {
+    **LAYOUTS,
+    "gaps": lambda x: np.repeat(x, 2, axis=0)[::2],
+    "turned": lambda x: x.transpose(1, 0, 2).copy().transpose(1, 0, 2),
+}
+TWO_AXES = "quantize_per_channel_group", "dequantize_per_channel_group"
+
+#: The goal: a MiB, whatever there is. Qparams of usual dtypes, as others are converted first.
+MOST = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (name, layout)
+        for name in CALLS
+        for layout in ROW_LAYOUTS
+        if name not in ONE_AXIS and not (name in TWO_AXES and layout == "turned")
+    ],
+)
+def test_no_temporary_of_the_size_of_many_qparams(name, layout):
+    turned = layout == "turned"
+    kwargs = arguments(name, (512, 256, 16) if turned else MANY_ROWS)
+    for key, value in kwargs.items():
+        if key in DATA:
+            kwargs[key] = ROW_LAYOUTS[layout](value)
+        elif isinstance(value, np.ndarray) and "learnable" in name:
+            kwargs[key] = value.astype(np.float32)
+    results(name, kwargs)  # compiles
+    given = sum(kwargs[key].nbytes for key in STATE) if name.startswith("fused") else 0
+    assert peak(partial(results, name, kwargs)) + given <= MOST
 
 
 def test_a_temporary_would_be_seen():

@@ -963,7 +963,8 @@ def test_sums_wherever_a_result_begins(dtype, channels):
 def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
     """Boxes of some channels and of parts of them, and rows side by side, some at a time."""
     monkeypatch.setattr("npquant.cpu.walk.PIECE", 100)
-    monkeypatch.setattr("npquant.cpu.walk.ROOM", 1 << 15)
+    monkeypatch.setattr("npquant.cpu.channels.PIECE", 100)
+    monkeypatch.setattr("npquant.cpu.channels.ROOM", 1 << 15)
     monkeypatch.setattr("npquant.cpu.sums.MANY", 40)
     rng = np.random.default_rng(13)
     for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3),

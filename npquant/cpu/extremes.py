@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.borrowed import Borrowed, keep, width
+from npquant.cpu.channels import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
 from npquant.cpu.fetching import beyond_second, fetch
 from npquant.cpu.folded import folds, ranges_by_folding
 from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_TO_READ
@@ -23,7 +24,6 @@ from npquant.cpu.strided import LONGER_ROW, VIEWS, lend, long_row, room, taken, 
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type
 from npquant.cpu.vectors import VECTORS, extremes_in_vectors, extremes_in_vectors_fetched
-from npquant.cpu.walk import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
 from npquant.formulas.base import extremes_of
 from npquant.formulas.histogram import finite_key_above, finite_key_below
 from npquant.layout import TILE, Granularity, Layout, Spans

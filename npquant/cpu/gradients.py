@@ -38,8 +38,9 @@ MOST_BESIDE, BLOCK_ROW = 128, 1024
 #: Of more channels: elements of a row of a block at most, of a part of it, and rows whose terms of
 #: one lane are added together.
 LONG_ROW, PART, TURNS = 4096, 256, 4
-#: Elements of a channel at most that is summed together with others, in registers.
-SHORT = 512
+#: Elements of a channel at most that is summed together with others, in registers; and of one of
+#: data that are not flat. (Measured.)
+SHORT, SHORT_APART = 512, 64
 #: More than there are before a line of the cache.
 SPARE = 32
 # Both with room for the zeros after the last.
@@ -305,8 +306,11 @@ def short_of(parameters: Function, element: Function) -> Function:
     return short
 
 
-def apart_of(run: Function) -> Function:
-    """The loop `run`, of `runs_of`, of data that are not flat: called piece by piece."""
+def apart_of(run: Function, together: int = 0) -> Function:
+    """The loop `run` of data that are not flat: called piece by piece.
+
+    It is that of `runs_of`, or that of short runs, of which so many are summed `together`.
+    """
 
     def apart(
         begin: Any, end: Any, views: Any, some: Any, length: Any, channels: Any, count: Any,
@@ -324,11 +328,13 @@ def apart_of(run: Function) -> Function:
             w = placed(y, views, 2, first, n, y_room)
             u, v = taken((g, x), views, 0, first, n, (g_room, x_room), w)
             block = min(BLOCK, rows, max(1, GRAIN // m)) if m < TILE else 1
+            if together:
+                block = together
             tiles = (m + TILE - 1) // TILE
             run(0, (rows + block - 1) // block * tiles, 0, block, rows, m, m, u, v,
                 scale[c:stop], zero_point[c:stop], lo, hi, factor, w,
                 sums[:, c:stop, e // TILE : e // TILE + tiles],
-                grad_scale, grad_zero_point)  # fmt: skip
+                grad_scale[c:stop], grad_zero_point[c:stop])  # fmt: skip
             given(y, views, 2, first, n, y_room)
         keep(made)
 

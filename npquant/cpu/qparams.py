@@ -9,6 +9,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import extremes
+from npquant.cpu.channels import parts
 from npquant.cpu.checks import one_reversed
 from npquant.cpu.extremes import ranges
 from npquant.cpu.folded import folds
@@ -16,7 +17,8 @@ from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
 from npquant.cpu.storage import TYPES
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
-from npquant.dtypes import float32
+from npquant.cpu.walk import plain
+from npquant.dtypes import DType, float32
 from npquant.formulas import qparams as f
 from npquant.formulas.base import extremes_of
 from npquant.layout import Granularity
@@ -28,8 +30,8 @@ Array = np.ndarray[Any, Any]
 #: Up to so many elements, one compiled call that goes from channel to channel is faster than
 #: several that go along the memory: always, and where runs are of `RUN` elements. (Measured.)
 ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
-#: Rows at most whose ranges wait on the stack.
-ROWS = 512
+#: Rows at most whose ranges wait on the stack, and channels at most whose ranges are kept.
+ROWS, MANY = 512, 1 << 15
 
 
 @called
@@ -194,6 +196,39 @@ def _of_data_signature(key: Any) -> Types:
     return types.intp, types.intp, x, *numbers
 
 
+class OfData:
+    """x -> the scale and the zero point of each channel: `minmax` and a `Choose`."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose, self.of_data, self.of_rows = choose, choose.of_data, choose.of_rows
+
+    def __call__(
+        self, granularity: Granularity, x: Array, kind: DType, bounds: tuple[int, int], eps: float,
+        middle: int, precision: str, scale: Array, zero_point: Array,
+    ) -> None:  # fmt: skip
+        """The same of ranges that are made `kind` first."""
+        if granularity.channels <= MANY:
+            least, greatest = _range_as(granularity, x, kind)
+            self._choose(least, greatest, bounds, eps, middle, precision, scale, zero_point)
+            return
+        most = MANY if plain(x) else MANY // 2  # whose qparams may wait, too
+        for part, (v,) in parts(granularity, (x,), most):
+            s, z = part.room(scale), part.room(zero_point)
+            least, greatest = _range_as(part.granularity, v, kind)
+            self._choose(least, greatest, bounds, eps, middle, precision, s, z)
+            part.put(scale, s)
+            part.put(zero_point, z)
+
+
+def _range_as(granularity: Granularity, x: Array, kind: DType) -> tuple[Array, Array]:
+    """`minmax`, of this dtype."""
+    least, greatest = minmax(granularity, x)
+    if least.dtype != kind:
+        with np.errstate(over="ignore"):
+            least, greatest = least.astype(kind), greatest.astype(kind)
+    return least, greatest
+
+
 choose_affine = Choose(f.affine_qparams)
 choose_symmetric = Choose(f.symmetric_qparams)
 choose_float = Choose(f.float_qparams)
@@ -202,6 +237,9 @@ choose_per_token = Choose(f.token_qparams)
 choose_per_token_asymmetric = Choose(f.token_asymmetric_qparams)
 choose_fbgemm = Choose(f.fbgemm_qparams)
 choose_fbgemm_symmetric = Choose(f.fbgemm_symmetric_qparams)
+
+qparams_per_token = OfData(choose_per_token)
+qparams_per_token_asymmetric = OfData(choose_per_token_asymmetric)
 
 
 class Move:
@@ -239,6 +277,16 @@ move = Move(f.moving_average)
 step_towards = Move(f.step_towards)
 
 
+def follow(granularity: Granularity, x: Array, constant: float, low: Array, high: Array) -> None:
+    """`move` to the range of data, in place."""
+    if granularity.channels <= MANY:
+        move(*_range_as(granularity, x, low.dtype), constant, low, high)
+        return
+    for part, (v,) in parts(granularity, (x,), MANY):
+        some = part.values
+        move(*_range_as(part.granularity, v, low.dtype), constant, low[some], high[some])
+
+
 @called
 def moved(c: Any, least: Any, greatest: Any, constant: Any, low: Any, high: Any) -> None:
     """As `move`, of one channel of data of any dtype."""
@@ -249,7 +297,7 @@ def moved(c: Any, least: Any, greatest: Any, constant: Any, low: Any, high: Any)
 class Observe:
     """x -> its running range, in place, and the scales and zero points of that: a step of training.
 
-    It is `minmax`, `move` and a `Choose` one after another, of small arrays in one kernel.
+    It is `follow` and a `Choose` one after another, of small arrays in one kernel.
     """
 
     def __init__(self, choose: Choose) -> None:
@@ -280,9 +328,7 @@ class Observe:
             run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, middle, scale,
                 zero_point)  # fmt: skip
             return
-        with np.errstate(over="ignore"):
-            least, greatest = (v.astype(low.dtype) for v in minmax(granularity, x))
-        move(least, greatest, constant, low, high)
+        follow(granularity, x, constant, low, high)
         self._choose(low, high, bounds, eps, middle, precision, scale, zero_point)
 
 

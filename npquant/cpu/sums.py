@@ -19,6 +19,14 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.borrowed import Borrowed, keep
+from npquant.cpu.channels import (
+    Way,
+    channel_pieces,
+    last_axes_joined,
+    parts,
+    views_in_boxes,
+    way_of,
+)
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.gradients import (
     BLOCK,
@@ -27,6 +35,7 @@ from npquant.cpu.gradients import (
     MOST_BESIDE,
     PART,
     SHORT,
+    SHORT_APART,
     STRIP,
     apart_of,
     beside_of,
@@ -41,30 +50,18 @@ from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
 from npquant.cpu.segments import Function
 from npquant.cpu.steps import in_steps
-from npquant.cpu.strided import VIEWS, every_second, lend, room, taken
+from npquant.cpu.strided import VIEWS, lend, room, taken
 from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, array_types, threads
-from npquant.cpu.walk import (
-    Way,
-    channel_pieces,
-    contiguous,
-    last_axes_joined,
-    plain,
-    readable,
-    rows_beside,
-    rows_in_memory,
-    turned,
-    views_in_boxes,
-    way_of,
-)
+from npquant.cpu.walk import contiguous, plain, readable
 from npquant.dtypes import DType, float32, float64
-from npquant.layout import GROUP, LANES, TILE, Granularity, Spans, rows_of_tensor
+from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor
 from npquant.primitives import each, store
 
 Array = np.ndarray[Any, Any]
 
-#: Channels whose sums, 16 bytes each, are kept at a time where no row but one belongs to each.
-MANY = 1 << 15
+#: Channels that are done at a time: of each, its sums and some copies of its qparams are kept.
+MANY = 1 << 14
 #: Rows of a tensor that are done at a time.
 ROWS = 1 << 13
 #: What stands for gradients where sums of tiles are asked for, and the other way round.
@@ -94,17 +91,20 @@ class Gradients:
         wide: Gradients | None = None,
     ) -> None:
         self._wide = wide
-        runs = runs_of(parameters, element)
+        runs, short = runs_of(parameters, element), short_of(parameters, element)
         name = f"{parameters.__name__}_{element.__name__}"
 
-        def kernel(segment: Function, of: str) -> Kernel:
-            return Kernel(segment, f"{name}_{of}", _gradients_signature, 4)
+        def kernel(segment: Function, of: str, signature: Any = _gradients_signature) -> Kernel:
+            return Kernel(segment, f"{name}_{of}", signature, 4)
 
         self._runs = kernel(runs, "runs")
         self._beside = kernel(beside_of(parameters, element), "beside")
         self._parts = kernel(parts_of(parameters, element), "parts")
-        self._short = kernel(short_of(parameters, element), "short")
-        self._apart = Kernel(apart_of(called(runs)), f"{name}_apart", _gradients_apart_signature, 4)
+        self._short = kernel(short, "short")
+        self._apart = kernel(apart_of(called(runs)), "apart", _gradients_apart_signature)
+        self._short_apart = kernel(
+            apart_of(called(short), TOGETHER), "short_apart", _gradients_apart_signature
+        )
 
     def at_once(
         self, granularity: Granularity, shape: tuple[int, ...], dtype: DType, code: str
@@ -174,59 +174,48 @@ class Gradients:
             self._wide(granularity, grad, x, scale, zero_point, constants, code, y, grad_scale,
                        grad_zero_point)  # fmt: skip
             return
-        way = self.way(granularity, grad, x, y)
+        channels, _, axis = granularity
+        single = grad_scale.dtype == grad_zero_point.dtype == float32
+        way = self.way(granularity, grad, x, y) if single or channels <= MANY else None
         if way is not None:
             self.in_one_call(way, grad, x, y, scale, zero_point, constants, code, grad_scale,
                              grad_zero_point)  # fmt: skip
             return
-        if granularity.axis is None and granularity.channels == 1:
-            rows = rows_of_tensor(x.shape)
-            if rows.channels > 1:
-                self._of_rows(rows, grad, x, scale, zero_point, constants, code, y, grad_scale,
-                              grad_zero_point)  # fmt: skip
-                return
-        beside = rows_beside(granularity, [grad, x, y])
-        order = rows_in_memory(granularity, x) if beside is None else beside[0]
-        if order is not None:  # rows are done as they lie
-            s, z, *into = (turned(a, x.shape, order) for a in
-                           (scale, zero_point, grad_scale, grad_zero_point))  # fmt: skip
-            found = [np.empty(a.shape, a.dtype) for a in into]
-            grad, x, y = (a.transpose(order) for a in (grad, x, y))
-            rest = (s.reshape(-1), z.reshape(-1), constants, code, y,
-                    found[0].reshape(-1), found[1].reshape(-1))  # fmt: skip
-            if beside is None:
-                self(granularity, grad, x, *rest)
-            else:
-                self._beside_one_another(beside[1], grad, x, *rest)
-            for a, v in zip(into, found, strict=True):
-                np.copyto(a, v)
+        rows = rows_of_tensor(x.shape) if axis is None and channels == 1 else granularity
+        if rows.channels > channels:
+            self._of_rows(rows, grad, x, scale, zero_point, constants, code, y, grad_scale,
+                          grad_zero_point)  # fmt: skip
             return
-        channels, inner, _ = granularity
-        n = x.size
-        flat = plain(y) and all(map(plain if plain(x) else every_second, (grad, x)))
-        if flat and channels > MANY and channels * inner == n:
-            grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
-            for c in range(0, channels, MANY):
-                some = slice(c, min(c + MANY, channels))
-                run = slice(some.start * inner, some.stop * inner)
-                self(Granularity(some.stop - c, inner, None), grad[run], x[run], scale[some],
-                     zero_point[some], constants, code, y[run], grad_scale[some],
-                     grad_zero_point[some])  # fmt: skip
+        if channels > MANY:
+            for part, (g, u, v) in parts(granularity, (grad, x, y), MANY):
+                s, z = part.of(scale), part.of(zero_point)
+                slope, shift = part.room(grad_scale), part.room(grad_zero_point)
+                self(part.granularity, g, u, s, z, constants, code, v, slope, shift)
+                part.put(grad_scale, slope)
+                part.put(grad_zero_point, shift)
             return
-        sums = np.empty((2, channels, -(-(n // channels) // TILE)))
+        sums = np.empty((2, channels, -(-(x.size // channels) // TILE)))
         for layout, some, tiles, (g, u, v) in channel_pieces(
             granularity, (grad, x), (y,), TILE, ordered=True
         ):
-            part = scale[some], zero_point[some], constants, code, sums[:, some, tiles]
-            self._piece(layout, g, u, v, *part)
+            rest = scale[some], zero_point[some], constants, code, sums[:, some, tiles]
+            self._piece(layout, g, u, v, *rest)
         dtypes = grad_scale.dtype, grad_zero_point.dtype
         _add_tiles(channels, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
     def way(self, granularity: Granularity, *arrays: Array) -> Way | None:
-        """How one call takes (grad, x, y), if one can; the memory of sums is bounded."""
+        """How one call takes (grad, x, y), if one can with little memory.
+
+        Of many channels none may be kept: their sums are float32 gradients in their order.
+        """
         if granularity.axis is None and granularity.channels == 1:
-            return way_of(rows_of_tensor(arrays[1].shape), arrays, TILE, ROWS)
-        return way_of(granularity, arrays, TILE, MANY // 2)
+            rows = rows_of_tensor(arrays[1].shape)
+            return None if rows.channels > ROWS else way_of(rows, arrays, TILE)
+        few = granularity.channels <= MANY
+        if not few and arrays[1].size > TILE * granularity.channels:
+            return None
+        way = way_of(granularity, arrays, TILE)
+        return None if way is None or (way.turned and not few) else way
 
     def in_one_call(
         self, way: Way, grad: Array, x: Array, y: Array, scale: Array, zero_point: Array,
@@ -239,25 +228,36 @@ class Gradients:
             return
         channels, scales = way.channels, scale.size
         tiles = -(-(x.size // channels) // TILE)
-        sums = np.empty((2, channels, tiles))
+        dtypes = grad_scale.dtype, grad_zero_point.dtype
+        sums, into = NO_SUMS, (grad_scale, grad_zero_point)  # type: Any, Any
+        whole = tiles == 1 and way.lines == scales and dtypes == (float32, float32)
+        if not whole:
+            sums, into = np.empty((2, channels, tiles)), NO_ROOM
         s, z = way.in_memory(scale, scales), way.in_memory(zero_point, scales)
         g, u, v = way.seen(grad), way.seen(x), way.seen(y)
         if way.flat:
-            self._piece(way.told, g, u, v, s, z, constants, code, sums)
+            self._piece(way.told, g, u, v, s, z, constants, code, sums, into)
         else:
             views, some, length = way.told
             lines, count = way.lines, x.size // way.lines
             args = (views, some, length, lines, count, g, u, s, z, *constants, v,
-                    sums.reshape(2, lines, -1), *NO_ROOM)  # fmt: skip
+                    sums if whole else sums.reshape(2, lines, -1), *into)  # fmt: skip
             key = (x.dtype, scale.dtype, zero_point.dtype, code)
-            self._apart(-(-lines // some) * -(-count // length), x.size, args, key)
+            short = count <= SHORT_APART and count % LANES == 0
+            kernel = self._short_apart if short else self._apart
+            kernel(-(-lines // some) * -(-count // length), x.size, args, key)
+        if whole:
+            if way.turned:  # NumPy copies what overlaps
+                way.put(into, grad_scale, grad_zero_point)
+            return
         if tiles > 1 and (scales < channels or way.turned):
             found = np.empty((2, channels, 1))
             _add_tiles(channels, sums.size, (sums, *found[..., 0]), (float64, float64))
             sums = found
         if way.turned:
-            sums = way.in_order(sums)
-        dtypes = grad_scale.dtype, grad_zero_point.dtype
+            found = np.empty((2, channels, 1))
+            way.put(sums, *found[..., 0])
+            sums = found
         sums = sums.reshape(2, scales, -1)
         _add_tiles(scales, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
 
@@ -269,7 +269,7 @@ class Gradients:
         """As a call, of a tensor: its rows are channels, whose sums are added as tiles are."""
         count, inner, _ = rows
         some = count
-        if flat := plain(grad) and plain(x) and plain(y):
+        if plain(grad) and plain(x) and plain(y):
             grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
             some = min(count, ROWS)
         else:
@@ -280,12 +280,8 @@ class Gradients:
             part = slice(c * inner, (c + m) * inner) if some < count else ...
             found = np.zeros((2, -(-m // GROUP), GROUP))
             to = found.reshape(2, -1, 1)[:, :m]
-            g, u, v = grad[part], x[part], y[part]
-            rest = scale.repeat(m), zero_point.repeat(m), constants, code
-            if flat and inner <= TILE:  # a row's only tile
-                self._piece((m, inner), g, u, v, *rest, to)
-            else:
-                self(Granularity(m, inner, None), g, u, *rest, v, *to[:, :, 0])
+            self(Granularity(m, inner, None), grad[part], x[part], scale.repeat(m),
+                 zero_point.repeat(m), constants, code, y[part], *to[:, :, 0])  # fmt: skip
             to = sums[:, 0, c // GROUP :]
             _add_tiles(found.shape[1], found.size, (found, *to), (to.dtype, to.dtype))
         # By the kernel of the rows, not another one of the dtype of the results.
@@ -294,37 +290,20 @@ class Gradients:
         with np.errstate(over="ignore"):
             grad_scale[...], grad_zero_point[...] = found
 
-    def _beside_one_another(
-        self, spans: Spans, grad: Array, x: Array, scale: Array, zero_point: Array,
-        constants: tuple[Any, Any, Any], code: str, y: Array, grad_scale: Array,
-        grad_zero_point: Array,
-    ) -> None:  # fmt: skip
-        """As a call, of rows that lie side by side: (outer, run, beside) in memory."""
-        outer, run, beside = spans
-        grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
-        dtypes = grad_scale.dtype, grad_zero_point.dtype
-        count = max(1, MANY // beside)
-        for a in range(0, outer, count):
-            some = slice(a * beside, min(a + count, outer) * beside)
-            part = slice(some.start * run, some.stop * run)
-            sums = np.empty((2, some.stop - some.start, -(-run // TILE)))
-            self._piece((beside, 1), grad[part], x[part], y[part], scale[some], zero_point[some],
-                        constants, code, sums)  # fmt: skip
-            _add_tiles(sums.shape[1], sums.size, (sums, grad_scale[some], grad_zero_point[some]),
-                       dtypes)  # fmt: skip
-
     def _piece(
         self, layout: tuple[int, int], grad: Array, x: Array, y: Array, scale: Array,
         zero_point: Array, constants: tuple[Any, Any, Any], code: str, sums: Array,
+        into: Any = NO_ROOM,
     ) -> None:  # fmt: skip
+        """Flat data: to the sums of tiles, or `into` gradients, if there is room for these."""
         channels, inner = layout
         n = x.size
-        outer = sums.shape[1] // channels
-        count = n // sums.shape[1]
+        outer = scale.size // channels
+        count = n // scale.size
         some = threads() if n * self._parts.work >= PARALLEL_FROM else 1
         kernel, tasks, block, inner = self._cut(channels, inner, count, outer * sums.shape[2], some)
         args = (0, block, channels, inner, count, grad, x, scale, zero_point, *constants, y, sums,
-                *NO_ROOM)  # fmt: skip
+                *into)  # fmt: skip
         key = (key_of(x), scale.dtype, zero_point.dtype, code)
         kernel(tasks, n, args, key)
 

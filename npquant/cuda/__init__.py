@@ -56,13 +56,13 @@ from npquant.cuda.qparams import (
     choose_fbgemm_symmetric,
     choose_float,
     choose_kept_float,
-    choose_per_token,
-    choose_per_token_asymmetric,
     choose_symmetric,
+    follow,
     minmax,
-    move,
     observe_fbgemm,
     observe_fbgemm_symmetric,
+    qparams_per_token,
+    qparams_per_token_asymmetric,
     step_towards,
 )
 from npquant.cuda.quantize import (

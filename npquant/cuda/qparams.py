@@ -13,6 +13,7 @@ from npquant.cuda.arrays import device
 from npquant.cuda.convert import cast
 from npquant.cuda.extremes import minmax
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
+from npquant.dtypes import DType
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
 from npquant.primitives import item, like
@@ -72,6 +73,25 @@ choose_fbgemm = Choose(f.fbgemm_qparams)
 choose_fbgemm_symmetric = Choose(f.fbgemm_symmetric_qparams)
 
 
+class OfData:
+    """x -> the scale and the zero point of each channel: `minmax` and a `Choose`."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+
+    def __call__(
+        self, granularity: Granularity, x: Any, kind: DType, bounds: tuple[int, int], eps: float,
+        middle: int, precision: str, scale: Any, zero_point: Any,
+    ) -> None:  # fmt: skip
+        """The same of ranges that are made `kind` first."""
+        least, greatest = (cast(v, kind) for v in minmax(granularity, x))
+        self._choose(least, greatest, bounds, eps, middle, precision, scale, zero_point)
+
+
+qparams_per_token = OfData(choose_per_token)
+qparams_per_token_asymmetric = OfData(choose_per_token_asymmetric)
+
+
 class Move:
     """Bounds that were seen -> running bounds, in place.
 
@@ -110,6 +130,12 @@ move = Move(f.moving_average)
 step_towards = Move(f.step_towards)
 
 
+def follow(granularity: Granularity, x: Any, constant: float, low: Any, high: Any) -> None:
+    """`move` to the range of data, in place."""
+    least, greatest = (cast(v, low.dtype) for v in minmax(granularity, x))
+    move(least, greatest, constant, low, high)
+
+
 class Observe:
     """x -> its running range, in place, and the scales and zero points of that."""
 
@@ -122,8 +148,7 @@ class Observe:
         zero_point: Any,
     ) -> None:  # fmt: skip
         """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
-        least, greatest = (cast(v, low.dtype) for v in minmax(granularity, x))
-        move(least, greatest, constant, low, high)
+        follow(granularity, x, constant, low, high)
         self._choose(low, high, bounds, eps, middle, precision, scale, zero_point)
 
 

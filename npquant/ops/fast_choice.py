@@ -16,7 +16,7 @@ from npquant import checks, cpu, dtypes
 from npquant.cpu import dynamic, strided
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
-from npquant.cpu.qparams import TOGETHER, few
+from npquant.cpu.qparams import MANY, TOGETHER, few
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, plain
 from npquant.dtypes import DType, Precision
@@ -129,38 +129,47 @@ def fast_dynamic(
     (bottom, top), (lo, hi, nan), (scales, zero_points) = bounds, map(float, constants), kinds
     within = float(-checks.MOST), float(checks.MOST)
 
-    def call(x: Array, *views: Array) -> tuple[Array, Array, Array] | None:
-        run = flat
-        if views:
-            run = apart
-        elif not (x.flags.carray or plain(x)):
-            if n <= PIECE or memory_order(x) is not None:
-                return by_strides[x.strides](x)
-            aligned = strided.aligned(x)
-            return call(strided.forward(x), strided.view(x)[None]) if aligned else None
-        y, scale, zero_point = (
-            _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
-        )  # fmt: skip
+    def into(run: Any, views: Any, x: Array, rows: int, scale: Any, zero_point: Any, y: Any) -> Any:
+        """Write the results of some rows, and tell whether the qparams are usual."""
         args = rows, inner, x, bottom, top, eps, lo, hi, nan, scale, zero_point, y
         done = 0
         if large and threads() > 1:  # all compute, and one looks
             run(rows, n, (*views, 0, 0.0, 0.0, *args), key, grain)
             done = rows
-        good = run.serial[key](done, rows, *views, rows, *within, *args)
-        return (y, scale, zero_point) if good else None
+        return run.serial[key](done, rows, *views, rows, *within, *args)
+
+    def call(x: Array) -> tuple[Array, Array, Array] | None:
+        run: Any = flat
+        views: tuple[Any, ...] = ()
+        if not (x.flags.carray or plain(x)):
+            if n <= PIECE or memory_order(x) is not None:
+                return by_strides[x.strides](x)
+            if not strided.aligned(x):
+                return None
+            run, views, x = apart, (strided.view(x)[None],), strided.forward(x)
+        y, scale, zero_point = (
+            _empty(shape, target), _empty(results, scales), _empty(results, zero_points),
+        )  # fmt: skip
+        return (y, scale, zero_point) if into(run, views, x, rows, scale, zero_point, y) else None
 
     def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
         if order[-1] != len(order) - 1:  # rows are torn apart
             return None if n <= PIECE else no_fast_path
-        there = choice._replace(shape=lying, results=lying[:-1] + results[-1:])
-        at_once = fast_dynamic(kind, there, constants, target, anew)
-        back = np.argsort(order)
+        most = max(1, MANY // 2 * lying[0] // rows)
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
-            if (done := at_once(x)) is None:
-                return None
-            y, *qparams = done
-            scale, zero_point = (q.transpose(back).copy() for q in qparams)
+            """Whose qparams are put into their order, some at a time."""
+            y, scale, zero_point = (
+                _empty(lying, target), _empty(results, scales), _empty(results, zero_points),
+            )  # fmt: skip
+            turned_scale, turned_zero_point = scale.transpose(order), zero_point.transpose(order)
+            for a in range(0, lying[0], most):
+                some = slice(a, min(a + most, lying[0]))
+                u, v = turned_scale[some], turned_zero_point[some]
+                s, z = _empty(u.shape, scales), _empty(v.shape, zero_points)
+                if not into(flat, (), x[some], s.size, s, z, y[some]):
+                    return None
+                u[...], v[...] = s, z
             return y, scale, zero_point
 
         return rows_in_memory

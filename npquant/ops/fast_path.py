@@ -88,11 +88,6 @@ def _in_c_order(lying: tuple[int, ...], order: Order) -> None:
     """What stands for `turned` where data are packed, in whatever order they lie."""
 
 
-def _not_at_once(lying: tuple[int, ...], order: Order) -> FastPath:
-    """The same where dense data go the long way."""
-    return no_fast_path
-
-
 def ways(
     at_once: Callable[..., Any],
     shape: tuple[int, ...],

@@ -331,8 +331,7 @@ def _fused(
         run = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
         run(low, high, bounds, eps, 0, "float32", s, z)
     elif observe:
-        seen = [arrays.cast(v, dtypes.float32) for v in lib.minmax(granularity, x)]
-        lib.move(*seen, c, low, high)
+        lib.follow(granularity, x, c, low, high)
     if state is not given:
         for p, u in zip(given, state, strict=True):
             if u is not p and not checks.overlap(p, u):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
-from npquant.meta import ArraySpec
 from npquant.ops.fast_choice import Choice, fast_choice, fast_choice_of_range
 from npquant.ops.fast_path import FastPath, no_fast_path
 from npquant.owners import Array
@@ -521,10 +520,15 @@ def _proper(
 
 
 def _choose_per_token(x: Array, choice: Choice, symmetric: bool) -> tuple[Array, Array]:
-    least, greatest = backend.of(x).minmax(choice.granularity, x)
-    if not symmetric and x.dtype in dtypes.INTEGERS and type(x) is not ArraySpec:
-        least, greatest = (arrays.cast(v, dtypes.float32) for v in (least, greatest))
-    return _chosen(least, greatest, choice, x)
+    run, kind = getattr(backend.of(x), choice.kernel), x.dtype
+    if not symmetric and kind in dtypes.INTEGERS:
+        kind = dtypes.float32
+    scale, z = (arrays.new(x, choice.results, found) for found in choice.kinds)
+    run(
+        choice.granularity, x, kind, choice.bounds, choice.eps, choice.middle, choice.precision,
+        arrays.flat(scale), arrays.flat(z),
+    )  # fmt: skip
+    return scale, z
 
 
 @checks.remembered
@@ -538,10 +542,10 @@ def of_tokens(
     at_once: FastPath = no_fast_path
     anew: Callable[..., Any]
     if symmetric:
-        kernel, kinds, how = "choose_per_token", (found, found), _OF_TOKENS
+        kernel, kinds, how = "qparams_per_token", (found, found), _OF_TOKENS
         anew = choose_qparams_per_token
     else:
-        kernel, kinds, how = "choose_per_token_asymmetric", _RESULTS, _OF_TOKENS_ASYMMETRIC
+        kernel, kinds, how = "qparams_per_token_asymmetric", _RESULTS, _OF_TOKENS_ASYMMETRIC
         anew = choose_qparams_per_token_asymmetric
     choice = Choice(kernel, shape, dtype, layout.per_token(shape), *how, "float64",
                     (*shape[:-1], 1) if shape else (), kinds)  # fmt: skip

@@ -10,14 +10,14 @@ if not config.ENABLE_CUDASIM:
 
 from simulated import both
 
-from npquant import cpu
+from npquant.cpu import qparams as on_cpu
 from npquant.cuda import qparams
 from npquant.cuda.target import THREADS
 
 #: Ranges of all kinds, more than a block takes.
 ENDS = np.array([0.0, -0.0, 1.0, -1.0, 3e-40, -3e-40, 5.5, 1e30, -1e30, np.inf, -np.inf, np.nan])
 LEAST, GREATEST = (a.reshape(-1) for a in np.meshgrid(ENDS, ENDS))
-CHOICES = [name for name in cpu.__all__ if name.startswith("choose")]
+CHOICES = [name for name, value in vars(on_cpu).items() if isinstance(value, on_cpu.Choose)]
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -34,11 +34,11 @@ def test_choices(name):
             def call(kernel, inputs, outputs, bounds=bounds, middle=middle):
                 kernel(*inputs, bounds, 2.0**-23, middle, "float32", *outputs)
 
-            both(getattr(cpu, name), getattr(qparams, name), ends, outputs, call)
+            both(getattr(on_cpu, name), getattr(qparams, name), ends, outputs, call)
 
 
 @pytest.mark.parametrize("name", ["move", "step_towards"])
 def test_moves(name):
     ends = LEAST.astype(np.float32), GREATEST.astype(np.float32)
     call = lambda kernel, inputs, outputs: kernel(*inputs, 0.01, *outputs)
-    both(getattr(cpu, name), getattr(qparams, name), ends, [e[::-1].copy() for e in ends], call)
+    both(getattr(on_cpu, name), getattr(qparams, name), ends, [e[::-1].copy() for e in ends], call)
