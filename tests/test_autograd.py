@@ -482,6 +482,9 @@ def test_options_of_a_backward_are_looked_at_whether_it_is_traced_or_not(traced)
                 apply(op, **given, zero_point_rounding="nearst")
             with pytest.raises(TypeError, match="grad"):
                 apply(op, **given, grad=5)
+        out = np.empty_like(y)
+        assert ag.call(op, **given, zero_point_rounding="nearest", out=out) is out
+        assert_same(out, y)
 
 
 def test_one_weight_among_arrays_of_one_element():

@@ -78,7 +78,9 @@ ROW_LAYOUTS = {
     **LAYOUTS,
     "gaps": lambda x: np.repeat(x, 2, axis=0)[::2],
     "turned": lambda x: x.transpose(1, 0, 2).copy().transpose(1, 0, 2),
+    "turned, one batch": lambda x: x.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3),
 }
+SHAPES = {"turned": (512, 256, 16), "turned, one batch": (1, 8, 1 << 14, 16)}
 TWO_AXES = "quantize_per_channel_group", "dequantize_per_channel_group"
 
 #: The goal: a MiB, whatever there is. Qparams of usual dtypes, as others are converted first.
@@ -91,12 +93,11 @@ MOST = 1 << 20
         (name, layout)
         for name in CALLS
         for layout in ROW_LAYOUTS
-        if name not in ONE_AXIS and not (name in TWO_AXES and layout == "turned")
+        if name not in ONE_AXIS and not (name in TWO_AXES and layout in SHAPES)
     ],
 )
 def test_no_temporary_of_the_size_of_many_qparams(name, layout):
-    turned = layout == "turned"
-    kwargs = arguments(name, (512, 256, 16) if turned else MANY_ROWS)
+    kwargs = arguments(name, SHAPES.get(layout, MANY_ROWS))
     for key, value in kwargs.items():
         if key in DATA:
             kwargs[key] = ROW_LAYOUTS[layout](value)

@@ -14,14 +14,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import npquant as nq
-from npquant import dtypes
+from npquant import checks, dtypes
 from npquant.arrays import kind
 from npquant.autograd import functional
+from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 
 Array = np.ndarray[Any, Any]
 Differentiated = Callable[..., tuple[Any, Any]]
 Function = Callable[..., Any]
 
+#: The options of a backward that its op has not, and what they may be.
+OPTIONS = {"zero_point_rounding": ZERO_POINT_ROUNDINGS}
 #: What the learnable ops have gradients of.
 LEARNED = "input", "scale", "zero_point"
 
@@ -53,27 +56,22 @@ def with_backward(op: Function, backward: Function, *inputs: str) -> tuple[Funct
     It gives the gradients of the `inputs` in their order. Options that it alone takes are taken
     among the arguments of the op. What it would refuse is refused when the op is applied.
     """
-    options = signature(backward).parameters.keys() - signature(op).parameters.keys()
+    options = signature(backward).parameters.keys() - signature(op).parameters.keys() - {"grad"}
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        y = op(*args, **{k: v for k, v in kwargs.items() if k not in options})
-        if not options.isdisjoint(kwargs):
-            check(y, args, kwargs)
-        return y
-
-    def check(y: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse what the backward would."""
-        if isinstance(y, np.ndarray):
-            named = {key: _spec(a, y) for key, a in kwargs.items()}
-            backward(*(_spec(a, y) for a in (y, *args)), **named)
+        for key in options.intersection(kwargs):
+            checks.option(kwargs.pop(key), key, OPTIONS[key])
+        return op(*args, **kwargs)
 
     def rule(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         def every(grad: Array) -> tuple[Any, ...]:
             found = backward(grad, *args, **kwargs)
             return found if isinstance(found, tuple) else (found,)
 
-        y = op(*args, **{k: v for k, v in kwargs.items() if k not in options})
-        check(y, args, kwargs)
+        y = plain(*args, **kwargs)
+        if isinstance(y, np.ndarray):
+            named = {key: _spec(a, y) for key, a in kwargs.items()}
+            backward(*(_spec(a, y) for a in (y, *args)), **named)
         return y, every
 
     return _entry(op, plain, rule, *inputs)

@@ -207,24 +207,28 @@ class OfData:
         middle: int, precision: str, scale: Array, zero_point: Array,
     ) -> None:  # fmt: skip
         """The same of ranges that are made `kind` first."""
-        if granularity.channels <= MANY:
+        rest, most = (bounds, eps, middle, precision), _most(x)
+        if granularity.channels <= most:
             least, greatest = _range_as(granularity, x, kind)
-            self._choose(least, greatest, bounds, eps, middle, precision, scale, zero_point)
+            self._choose(least, greatest, *rest, scale, zero_point)
             return
-        most = MANY if plain(x) else MANY // 2  # whose qparams may wait, too
         for part, (v,) in parts(granularity, (x,), most):
             s, z = part.room(scale), part.room(zero_point)
-            least, greatest = _range_as(part.granularity, v, kind)
-            self._choose(least, greatest, bounds, eps, middle, precision, s, z)
+            self(part.granularity, v, kind, *rest, s, z)
             part.put(scale, s)
             part.put(zero_point, z)
+
+
+def _most(x: Array) -> int:
+    """Channels whose ranges are kept: fewer of long numbers, and where qparams may wait, too."""
+    return MANY if plain(x) and x.itemsize <= 4 else max(1, MANY // 2)
 
 
 def _range_as(granularity: Granularity, x: Array, kind: DType) -> tuple[Array, Array]:
     """`minmax`, of this dtype."""
     least, greatest = minmax(granularity, x)
     if least.dtype != kind:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             least, greatest = least.astype(kind), greatest.astype(kind)
     return least, greatest
 
@@ -279,10 +283,11 @@ step_towards = Move(f.step_towards)
 
 def follow(granularity: Granularity, x: Array, constant: float, low: Array, high: Array) -> None:
     """`move` to the range of data, in place."""
-    if granularity.channels <= MANY:
+    most = _most(x)
+    if granularity.channels <= most:
         move(*_range_as(granularity, x, low.dtype), constant, low, high)
         return
-    for part, (v,) in parts(granularity, (x,), MANY):
+    for part, (v,) in parts(granularity, (x,), most):
         some = part.values
         move(*_range_as(part.granularity, v, low.dtype), constant, low[some], high[some])
 

@@ -155,7 +155,14 @@ def fast_dynamic(
     def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
         if order[-1] != len(order) - 1:  # rows are torn apart
             return None if n <= PIECE else no_fast_path
-        most = max(1, MANY // 2 * lying[0] // rows)
+        most, axes = max(1, MANY // 2), range(len(lying) - 1)
+        axis = next(i for i in axes if prod(lying[i + 1 : -1]) <= most)
+        step = most // prod(lying[axis + 1 : -1])
+        parts = [
+            (*place, slice(a, min(a + step, lying[axis])))
+            for place in np.ndindex(lying[:axis])
+            for a in range(0, lying[axis], step)
+        ]
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
             """Whose qparams are put into their order, some at a time."""
@@ -163,8 +170,7 @@ def fast_dynamic(
                 _empty(lying, target), _empty(results, scales), _empty(results, zero_points),
             )  # fmt: skip
             turned_scale, turned_zero_point = scale.transpose(order), zero_point.transpose(order)
-            for a in range(0, lying[0], most):
-                some = slice(a, min(a + most, lying[0]))
+            for some in parts:
                 u, v = turned_scale[some], turned_zero_point[some]
                 s, z = _empty(u.shape, scales), _empty(v.shape, zero_points)
                 if not into(flat, (), x[some], s.size, s, z, y[some]):
