@@ -66,9 +66,9 @@ def _describe() -> Callable[[Any], Array]:
     return device
 
 
-def kind(value: Array) -> tuple[tuple[int, ...], DType]:
+def kind(value: Array, name: str = "value") -> tuple[tuple[int, ...], DType]:
     """Shape and dtype."""
-    a = array(value, "value")
+    a = array(value, name)
     return a.shape, a.dtype
 
 

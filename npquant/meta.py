@@ -82,7 +82,7 @@ class ArraySpec:
         try:
             if not isinstance(shape, _SEQUENCES) or isinstance(shape, _BYTES):
                 raise TypeError  # of numbers too, but not of lengths in an order
-            self._shape = tuple(operator.index(n) for n in shape)
+            self._shape = tuple([int(operator.index(n)) for n in shape])
         except TypeError:
             raise TypeError(f"shape must be a tuple of integers, got {show(shape)}") from None
         if any(n < 0 for n in self._shape):
@@ -108,6 +108,9 @@ class ArraySpec:
     def size(self) -> int:
         """The number of elements."""
         return prod(self.shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._shape, self._dtype)  # which every protocol of pickle can take
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArraySpec):

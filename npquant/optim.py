@@ -226,7 +226,8 @@ class _Optimizer(ABC):
         parts = _part(entry, name, self._keys())
         found: dict[str, Any] = {}
         for key in steps:
-            if type(parts[key]) is not int:  # what is none is not asked for one
+            # What is none is not asked for one.
+            if type(parts[key]) is not int and not isinstance(parts[key], np.integer):
                 raise ValueError(f"{name}[{key!r}] must be an integer, got {seen(parts[key])}")
             found[key] = checks.within(parts[key], f"{name}[{key!r}]", 1, 2**63 - 1)
         for key in self._arrays:

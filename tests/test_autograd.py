@@ -916,6 +916,13 @@ def test_apply_gives_the_arguments_by_name():
     assert_same(of_b, np.full(4, 2.0))
 
 
+def test_no_place_for_the_result_is_what_there_is_by_default():
+    x, op = np.array([0.3, 2.6], F32), nq.fake_quantize_per_tensor_affine
+    y, (of_x,) = on_tape(op, x, 0.5, 0, -8, 7, out=None, sources=[x])
+    assert_same(y, ag.call(op, x, 0.5, 0, -8, 7, out=None))
+    assert (of_x == 1).all()
+
+
 def test_a_parameter_stands_for_its_value_wherever_it_is():
     """Also where it has no gradient."""
     x, scale = np.array([0.3, 2.6], F32), ag.Parameter(np.array(0.5))
@@ -1109,6 +1116,7 @@ def test_refused(case):
         ((np.ones(2, F32), None), TypeError, "gradient 0 of backward must have the dtype float64"),
         ((None, 1.0), TypeError, "gradient 1 of backward must be a NumPy array or None, got 1.0"),
         ((None, np.ones(())), ValueError, "gradient 1 of backward must have the shape"),
+        ((np.ma.masked_array([1.0, 1.0]), None), TypeError, "gradient 0 of backward must be"),
     ],
 )
 def test_a_wrong_backward(returned, error, words):

@@ -14,6 +14,7 @@ from numba.cuda.cudadrv.driver import Stream
 import npquant as nq
 import npquant.modules as npq
 from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
+from npquant.arrays import beside
 from npquant.checks.calls import forget
 from npquant.cuda import arrays, target, to_device, to_host
 from npquant.optim import Adam
@@ -187,6 +188,15 @@ def test_a_copy_to_the_device_is_waited_for(monkeypatch, streams):
     monkeypatch.setattr(target, "driver", Driver(streams))
     to_device(np.ones(8, np.float32))
     assert streams == [("cuMemcpyHtoD", 32), ("cuStreamSynchronize", 0)]
+
+
+@pytest.mark.parametrize("stream", [None, STREAM, OTHER])
+def test_what_is_brought_beside_an_array_is_on_its_stream(monkeypatch, streams, stream):
+    """Or an optimizer's step, which goes to that of the parameter, would not wait for gradients."""
+    monkeypatch.setattr(target, "driver", Driver(streams))
+    there = beside(Shown(np.ones(8, np.float32), stream), np.ones(3, np.float32))
+    assert arrays.device(there).stream() == (stream or 0)
+    assert streams == [("cuMemcpyHtoD", 12), ("cuStreamSynchronize", 0)]
 
 
 def test_copies_to_the_host(monkeypatch, streams):

@@ -89,6 +89,8 @@ FINITE = NUMBER + values(nan=np.nan, infinite=np.inf, minus_infinite=F32("-inf")
 SCALE = FINITE + values(zero=0.0, negative=-0.1, integer_zero=0) + in_array(zero_in_array=0)
 INTEGER = NO_NUMBER + types(a_float=1.0, a_numpy_float=np.float64(1))
 INTEGER += values(two=np.ones(2, np.int32), too_large=HUGE) + in_array(nan_in_array=np.nan)
+#: What is truncated to a bound or a zero point, and to nothing else.
+FRACTION = in_array(fraction_in_array=0.5, fraction_below_zero=-0.5)
 SWITCH = [row for row in FINITE if "bool" not in row.label]
 SWITCH += in_array(nan_in_array=np.nan)
 BOUND = INTEGER + values(beyond_int64=2**63, below_int64=-(2**63) - 1)
@@ -155,10 +157,12 @@ CHOICE = types(none=None, a_number=1, an_array=np.ones(2), a_list=["pytorch"]) +
 )
 
 AXIS = [row for row in INTEGER if row.label not in ("two", "nan_in_array")]
-AXIS += values(too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1)
+AXIS += FRACTION + values(too_far=2, too_far_back=-3, beyond_int64=2**63, below_int64=-(2**63) - 1)
 # A group greater than the row is the row, as in PyTorch.
 GROUP_SIZE = [row for row in INTEGER if row.label != "too_large"]
-GROUP_SIZE += values(zero=0, one=1, negative=-4, not_dividing=3, below_int64=-(2**63) - 1)
+GROUP_SIZE += FRACTION + values(
+    zero=0, one=1, negative=-4, not_dividing=3, below_int64=-(2**63) - 1
+)
 
 
 def repeated(y):

@@ -1,6 +1,8 @@
 """`ArraySpec` in place of arrays: the shapes, dtypes and errors of the real call."""
 
+import copy
 import inspect
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -210,6 +212,9 @@ def test_spec():
     assert "Parameters" in inspect.getdoc(nq.ArraySpec)
     for shape in (range(2, 4), np.array([2, 3])):  # sequences as well
         assert nq.ArraySpec(shape, "float16") == x
+    assert repr(nq.ArraySpec((True, 3), "float16")) == "ArraySpec((1, 3), float16)"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(x, protocol)) == copy.copy(x) == x
 
 
 @pytest.mark.parametrize(

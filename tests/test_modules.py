@@ -1318,6 +1318,22 @@ def test_no_rounding_is_made_of_what_is_not_finite(value):
     assert module(np.array([0.2, 0.3], np.float32)).shape == (2,)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("observer", [HistogramObserver, MSEObserver, PercentileObserver])
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_rounding_is_made_of_leaves_no_trace(observer, value):
+    """Observers of counts leave infinities out, and choose a scale."""
+    module = AdaroundFakeQuantizer(observer, bins=64)
+    before = module.state_dict()
+    with pytest.raises(ValueError, match=r"x must (be finite|not have a NaN)"):
+        module(np.array([value, 0.3, -0.2], F32))
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    for name in before:
+        assert_same(after[name], before[name], name)
+    assert module(np.array([0.2, 0.3], F32)).shape == (2,)
+
+
 def test_a_child_is_an_observer():
     module = FakeQuantize()
     for other in (FakeQuantize(), 3):

@@ -234,6 +234,17 @@ def test_pickle(rule):
     assert copy is again.params[0]
 
 
+def test_a_number_of_steps_of_numpy():
+    optimizer, state = adam_state()
+    for step in (np.int64(3), np.uint8(3)):
+        optimizer.load_state_dict(changed(state, "state", 1, "step", to=step))
+        assert optimizer.state_dict()["state"][1]["step"] == 3
+        assert type(optimizer.state_dict()["state"][1]["step"]) is int
+    for step in (np.float64(3), np.timedelta64(3), np.True_, True):
+        with pytest.raises((TypeError, ValueError), match=r"step.* must be an integer"):
+            optimizer.load_state_dict(changed(state, "state", 1, "step", to=step))
+
+
 def adam_state():
     optimizer = Adam([np.ones(3, F32), np.ones(2, F64)])
     optimizer.step([np.ones(3, F32), np.ones(2)])

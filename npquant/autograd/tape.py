@@ -164,7 +164,7 @@ class Tape:
         Raises
         ------
         TypeError
-            If `step` cannot be applied, `out` is given, or an argument is wrong.
+            If `step` cannot be applied, an `out` is given, or an argument is wrong.
         ValueError
             If the tape does not record, or an argument is wrong.
 
@@ -191,7 +191,7 @@ class Tape:
         rule = _rule(step)
         if rule is None:
             return _forward(step)(self.apply, *args, **kwargs)
-        if "out" in kwargs:
+        if kwargs.pop("out", None) is not None:
             raise TypeError("out must not be given on a tape: a result is an array of its own")
         given = len(args)
         keys = [self._key(args[i] if i < given else kwargs.get(name)) for i, name in rule.inputs]
@@ -548,7 +548,7 @@ def _checked(
             name = f"gradient {i} of backward"
             if not (is_array(part) or isinstance(part, np.generic)):
                 raise TypeError(f"{name} must be a NumPy array or None, got {show(part)}")
-            shape, dtype = kind(part)
+            shape, dtype = kind(part, name)
             if dtype != wanted[1]:
                 raise TypeError(f"{name} must have the dtype {wanted[1]}, got {dtype}")
             if shape != wanted[0]:

@@ -240,7 +240,10 @@ def writeable(y: Array, name: str) -> None:
     if not (y.flags.writeable if type(y) is np.ndarray else y.writeable):
         raise ValueError(f"{name} must be writeable, got a read-only array")
     if y.size and _repeats(y):
-        raise ValueError(f"{name} must not repeat its elements, got an array that overlaps itself")
+        raise ValueError(
+            f"{name} must not repeat its elements or interleave its axes, "
+            f"got strides {y.strides} of shape {y.shape}"
+        )
 
 
 def _repeats(y: Array) -> bool:

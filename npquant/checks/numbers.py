@@ -34,20 +34,30 @@ _SWITCHES = INTEGERS | {bool_}
 
 
 def integer(value: Any, name: str, kind: type | None = None) -> int:
-    """An integer, or the one element of an array (of floats: truncated, as PyTorch does)."""
+    """An integer, or the one element of an array, which may be of floats but has no fraction."""
     if type(value) is int:
         return value
     if isinstance(value, ARRAYS):
-        n = one(value, name, kind)
-        if isinstance(n, float) and not math.isfinite(n):
-            raise ValueError(f"{name} must be finite, got {n}")
-        return int(n)
+        n, whole = one(value, name, kind), truncated(value, name, kind)
+        if n != whole:
+            raise ValueError(f"{name} must be an integer, got {n}")
+        return whole
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {show(value)}") from None
+
+
+def truncated(value: Any, name: str, kind: type | None = None) -> int:
+    """An integer, or the one element of an array: of floats truncated, as PyTorch does."""
+    if type(value) is int or not isinstance(value, ARRAYS):
+        return integer(value, name, kind)
+    n = one(value, name, kind)
+    if not math.isfinite(n):
+        raise ValueError(f"{name} must be finite, got {n}")
+    return int(n)
 
 
 def one(value: Array, name: str, kind: type | None = None) -> float | int:
@@ -139,7 +149,7 @@ def bounds_with_steps(quant_min: Any, quant_max: Any, kind: type | None = None) 
 
 
 def _bound(value: Any, name: str, unknown: int, kind: type | None) -> int:
-    n = integer(value, name, kind)
+    n = truncated(value, name, kind)
     return unknown if type(value) is ArraySpec else n
 
 
@@ -177,7 +187,7 @@ def zero_point_inside(
     value: Any, lo: int, hi: int, name: str = "zero_point", kind: type | None = None
 ) -> int:
     """An integer zero point between the bounds."""
-    z = value if type(value) is int else integer(_unboxed(value), name, kind)
+    z = value if type(value) is int else truncated(_unboxed(value), name, kind)
     if lo <= z <= hi or type(value) is ArraySpec:
         return z
     raise ValueError(f"{name} must lie within {lo}..{hi}, got {show(z)}")

@@ -312,7 +312,7 @@ class Interface(Library):
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
         x = np.ascontiguousarray(a).reshape(a.shape)
-        y = self.empty(None, x.shape, x.dtype, x.strides)
+        y = self.empty(like, x.shape, x.dtype, x.strides)
         if x.size:
             target.checked(target.driver.cuMemcpyHtoD(self.address(y), x.ctypes.data, x.nbytes))
             # Of memory that is not pinned, it may return before all has arrived.

@@ -14,7 +14,7 @@ from npquant.cuda.qparams import (
     observe_fbgemm,
     observe_fbgemm_symmetric,
 )
-from npquant.dtypes import Precision, int32
+from npquant.dtypes import Precision, int32, int64
 from npquant.layout import PER_TENSOR, Granularity
 
 
@@ -35,7 +35,8 @@ class Fused:
                           zero_point)  # fmt: skip
         else:
             self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
-        z = cast(zero_point, int32)
+        # As a float32 it may be 2**31, which no int32 holds.
+        z = zero_point if zero_point.dtype == int32 else cast(zero_point, int64)
         fake_quantize_per_tensor(PER_TENSOR, x, scale, z, (*bounds, 0), precision, y, mask)
 
 

@@ -19,6 +19,7 @@ from npquant.modules.fake_quantize import _SWITCH, FakeQuantizeBase
 from npquant.modules.module import Array, Kinds, check_eps, check_shape, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
+from npquant.owners import is_array
 
 _FLOAT = dtypes.float32
 #: What `init` may be.
@@ -503,8 +504,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
 def _single(array: Any) -> Any:
     """Floats in float32, as what is learned is saved; anything else as it is."""
-    floats = isinstance(array, np.ndarray) and array.dtype in dtypes.FLOATS
-    return astype(array, _FLOAT) if floats else array
+    if is_array(array) and kind(array)[1] in dtypes.FLOATS and kind(array)[1] != _FLOAT:
+        return astype(array, _FLOAT)
+    return array
 
 
 def _replace(parameter: Parameter, array: Array) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -1064,7 +1063,8 @@ def _with_axes_of_one(g: Array, m: Array) -> tuple[Array, Array]:
         shape = np.broadcast_shapes(g.shape, m.shape)
     except (ValueError, RuntimeError):  # the latter of more axes than it knows
         shape = ()
-    if not math.prod(shape) == g.size == m.size:
+    lengths = [[n for n in s if n != 1] for s in (shape, g.shape, m.shape)]
+    if not lengths[0] == lengths[1] == lengths[2]:
         raise ValueError(f"mask must have the shape of grad, {g.shape}, got {m.shape}")
     if isinstance(g, ArraySpec):
         return ArraySpec(shape, g.dtype), ArraySpec(shape, m.dtype)

@@ -960,7 +960,12 @@ def _numbers(x: Array, scale: Any, zero_point: Any, precision: dtypes.DType) -> 
 
 
 def _rounded_once(z: Any, computed: dtypes.DType) -> Any:
-    """An integer zero point that no float64 may hold, as the float32 that it is used in."""
+    """A zero point as it is used: an integer that no float64 may hold, or a float64 on a GPU.
+
+    Of any other a kernel is told its precision.
+    """
+    if on_device(z) and z.dtype == dtypes.float64:
+        return arrays.cast(z, computed)
     if type(z) is int and not -dtypes.EXACT64 <= z <= dtypes.EXACT64 and computed != dtypes.float64:
         return int(np.int64(z).astype(np.float32))
     return z

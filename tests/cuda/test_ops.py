@@ -487,6 +487,34 @@ def test_every_int32_code_and_zero_point_has_a_difference():
     assert_same(to_host(got), np.array([[1 - 2.0**32, 0], [0, 2.0**32 - 1]]))
 
 
+@pytest.mark.parametrize("rounding", [{}, {"rounding": "divide"}], ids=str)
+@pytest.mark.parametrize("z", [0.99999999, 11.999999999, -1.00000001, 0.5])
+def test_a_zero_point_of_float64_is_used_in_float32(z, rounding):
+    x, scale, zero_point = (
+        np.array([0, 1, 0.5, -3], np.float32),
+        np.ones(1, np.float32),
+        np.array([z]),
+    )
+    args = -128, 127, np.int8
+    expected = nq.quantize_per_tensor(x, scale, zero_point, *args, **rounding)
+    got = nq.quantize_per_tensor(given(x), given(scale), given(zero_point), *args, **rounding)
+    assert_same(to_host(got), expected)
+    assert expected[0] == int(np.float32(z))
+
+
+def test_a_step_whose_zero_point_no_int32_holds():
+    """2**31 - 1 is 2**31 in float32."""
+    x, op = np.array([-1, -0.5], np.float32), nq.fused_moving_avg_obs_fake_quant_cachemask
+    state = [np.array([v], np.float32) for v in (np.inf, -np.inf, 1, 0)]
+    there = [given(v.copy()) for v in state]
+    args = 0.01, -(2**31), 2**31 - 1, 0
+    expected = op(x, 1, 1, *state, *args)
+    for found, right in zip(op(given(x), 1, 1, *there, *args), expected, strict=True):
+        assert_same(to_host(found), right)
+    assert state[3] == 2.0**31
+    assert expected[1].all()
+
+
 def test_a_zero_point_that_no_float64_holds():
     """It is rounded once, to float32, wherever it comes from."""
     x = -np.array([2.0**60, 2.0**60 + 2.0**37, 0], np.float32)

@@ -119,6 +119,18 @@ def test_state_survives_the_host(name, monkeypatch):
     same((again(cuda.to_device(second)),), (theirs(second),))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_a_scale_of_another_dtype_is_learned_in_float32(dtype, monkeypatch):
+    fake, x = LEARNABLE["tensor"]().enable_param_learning(), cuda.to_device(BATCHES[0])
+    fake.scale.value = cuda.to_device(np.full(1, 0.1, dtype))
+    with Tape() as tape:
+        y = tape.apply(fake, x)
+    (gradient,) = tape.gradient(y, [fake.scale], x)
+    assert seen(gradient).dtype == seen(fake.scale.value).dtype == np.float32
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    LEARNABLE["tensor"]().load_state_dict(fake.state_dict())
+
+
 def training(make, optimizer, put):
     """Three steps: the outputs, the gradients and the state after them."""
     fake = make().enable_param_learning()

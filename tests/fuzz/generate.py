@@ -154,6 +154,8 @@ class Maker:
 
     def integer(self, name, value, reader=read.integer):
         forms = [value, value, value]
+        if self.draw.chance(self.odd):
+            forms = [np.array([value + 0.5])]  # which is none, unless it may be truncated
         if abs(value) < 2**63:
             forms += [np.array([value]), np.array(value, ">i8"), np.int64(value)]
         if abs(value) < 2**31:
@@ -451,7 +453,7 @@ def anywhere(draw, many):
 def bounds(m, lo, hi, *, least=-(2**63), greatest=2**63 - 1, zero=False, proper=False,
            steps=False):  # fmt: skip
     """The two bounds: in order, in a range; round zero, or of more than one code, where asked."""
-    a, b = m.integer("quant_min", lo), m.integer("quant_max", hi)
+    a, b = (m.integer(f"quant_{k}", v, read.truncated) for k, v in (("min", lo), ("max", hi)))
     if not known(a, b):
         m.case.named |= {"quant_min", "quant_max"}
         return None
@@ -770,7 +772,7 @@ def fake_quantize_per_tensor(m):
     range_ = bounds(m, lo, hi)
 
     def inside(value):
-        n = read.integer(read.boxed(value))
+        n = read.truncated(read.boxed(value))
         return n if not known(n, range_) or range_ is None or range_[0] <= n <= range_[1] else WRONG
 
     m.integer("zero_point", z, inside)
@@ -1135,7 +1137,7 @@ def _adaround_zeros(m, shapes, count, range_, lo, hi):
         return bool(((wide >= range_[0]) & (wide <= range_[1])).all()) and fit_int32(z)
 
     def number(value):
-        n = read.integer(read.boxed(value))
+        n = read.truncated(read.boxed(value))
         return n if not known(n) or range_[0] <= n <= range_[1] else WRONG
 
     if shapes:

@@ -94,11 +94,19 @@ def single(value):
     return number(value)
 
 
-def integer(value):
-    """An integer, or the one element of an array: if it is a float, truncated."""
+def truncated(value):
+    """As `integer`, but of an array of floats what is whole in it."""
     if isinstance(value, np.ndarray):
         n = _one(value)
         return n if not known(n) else int(n) if math.isfinite(n) else WRONG
+    return integer(value)
+
+
+def integer(value):
+    """An integer, or the one element of an array, which is one too: if it is a float, 3.0 is."""
+    if isinstance(value, np.ndarray):
+        n = _one(value)
+        return n if not known(n) else int(n) if math.isfinite(n) and int(n) == n else WRONG
     if isinstance(value, (bool, np.bool_, np.timedelta64)):
         return WRONG
     return int(value) if isinstance(value, (int, np.integer)) else WRONG
