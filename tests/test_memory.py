@@ -108,6 +108,37 @@ def test_no_temporary_of_the_size_of_many_qparams(name, layout):
     assert peak(partial(results, name, kwargs)) + given <= MOST
 
 
+#: Rows of a tensor: no whole number of groups of 256, neither of what is done at a time nor of all.
+ROWS_OF_A_TENSOR = (4095, 17, 256)
+
+
+def test_no_temporary_for_each_row_of_a_tensor():
+    shape = ROWS_OF_A_TENSOR
+    x = np.empty(shape, np.float32)
+    x[...] = np.arange(shape[0], dtype=np.float32)[:, None, None] % 61
+    x += np.arange(shape[2], dtype=np.float32) / 128 - np.arange(17, dtype=np.float32)[:, None]
+    row = np.linspace(-1, 2, shape[2], dtype=np.float32)
+    parameters = np.ones(1, np.float32), np.zeros(1, np.float32), -30, 30
+    op = nq.fake_quantize_learnable_per_tensor_affine_backward
+    kwargs = dict(zip(("scale", "zero_point", "quant_min", "quant_max"), parameters, strict=True))
+    call = partial(op, np.broadcast_to(row, shape), x, **kwargs)
+    found = call()
+    for y, expected in zip(found, op(np.tile(row, (*shape[:2], 1)), x, **kwargs), strict=True):
+        assert (y == expected).all()
+    del y, expected
+    assert (found[1] != 0).all()
+    del found
+    assert peak(call) <= MOST
+
+
+def test_no_room_for_the_columns_of_many_channels():
+    """Extremes of channels of short runs are those of columns, if these are few."""
+    x = np.zeros((4, 50_000, 9), np.float32)
+    find = partial(cpu.minmax, per_channel(x.shape, 1), x)
+    find()  # compiles
+    assert peak(find) <= MOST
+
+
 def test_a_temporary_would_be_seen():
     """Can it fail? One bool an element is too much."""
     x = arguments("quantize_per_tensor", SHAPE)["input"]

@@ -1075,6 +1075,27 @@ def test_extremes_of_columns_in_any_tile(place):
 
 @pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_extremes_of_channels_of_short_runs(dtype, find):
+    """Runs of a channel are columns, but of too many channels, or if they are long."""
+    for outer, channels, inner in (
+        (300, 2, 3), (2, 3, 64), (2, 3, 65), (5, 600, 9), (3, 4096, 8), (3, 4097, 8), (1, 5, 4),
+        (6, 7, 1), (4, 1, 6), (700, 64, 9),
+    ):  # fmt: skip
+        x = np.random.default_rng(inner).normal(0, 9, (outer, channels, inner)).astype(dtype)
+        wide, c = x.astype(F64), np.arange(channels)
+        x[-1, :, -1] = np.array([np.nan, np.inf, -np.inf], dtype)[c % 3]
+        if find is minmax:
+            wide[-1, :, -1] = x[-1, :, -1]
+        else:
+            wide[-1, :, -1] = wide[0, :, 0]
+        if outer > 1 or find is minmax:
+            least, greatest = find(per_channel(x.shape, 1), x)
+            assert_same(least, wide.min((0, 2)).astype(dtype), (outer, channels, inner))
+            assert_same(greatest, wide.max((0, 2)).astype(dtype), (outer, channels, inner))
+
+
+@pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
+@pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_extremes_of_rows_that_are_folded(dtype, find):
     """A NaN and the infinities in every place of a row; and rows that are too short or too long."""
     for inner in (*range(LANES - 1, 3 * LANES + 2), 64, 100, 128, LONGEST, LONGEST + 1):
@@ -1461,6 +1482,16 @@ def test_fused(per_row, symmetric):
                     with np.errstate(all="ignore"):
                         expected = getattr(oracle, op)(x, *on, *other, *tail)
                     assert_same((*actual, *state), (*expected, *other), f"{bounds} {start} {on}")
+
+
+@pytest.mark.parametrize(
+    ("grad", "mask"), [((0, 1), (0, 3)), ((0, 3), (2, 0, 3)), ((0,), (1, 2, 0)), ((0, 3), (0, 1))]
+)
+def test_a_mask_without_elements_has_the_shape_of_the_gradient(grad, mask):
+    op = nq.fake_quantize_per_tensor_affine_cachemask_backward
+    assert op(np.zeros(grad, F32), np.zeros((1, *grad), bool)).shape == (1, *grad)
+    with pytest.raises(ValueError, match="mask must have the shape of grad"):
+        op(np.zeros(grad, F32), np.zeros(mask, bool))
 
 
 def test_more_axes_than_numpy_broadcasts():

@@ -35,6 +35,9 @@ Array = np.ndarray[Any, Any]
 WIDE = 1024
 #: Extremes of tiles that are kept at a time, where channels lie side by side.
 MANY = 1 << 15
+#: A run of no more elements of a channel, again and again, is as many columns, if all of them are
+#: at most so many: of more there would be one task.
+SHORT, MOST = 64, MANY // 2
 
 
 def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Function:
@@ -247,8 +250,10 @@ class Extremes:
         channels = granularity.channels
         count = x.size // channels
         found, axes = as_they_lie(granularity, x)
-        if isinstance(found, Layout) and found.inner == 1 and channels > 1:
-            found = Spans(1, count, channels)
+        if isinstance(found, Layout) and channels > 1:
+            inner = found.inner
+            if inner == 1 or (inner <= SHORT and inner < count and channels * inner <= MOST):
+                found = Spans(1, count // inner, channels * inner)
         flat = x if axes is None else x.transpose(axes)
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)
         short = self.short is not None and folds(count)
@@ -261,6 +266,7 @@ class Extremes:
         else:
             if isinstance(found, Spans):
                 least, greatest = self._of_columns(found, flat, kind)
+                least, greatest = least.reshape(channels, -1), greatest.reshape(channels, -1)
             else:
                 least, greatest = self._by_tile(granularity, found, x, flat, kind)
             _of_tiles(channels, least.size, (least, greatest, lo, hi), (dtype, kind))
@@ -292,11 +298,11 @@ class Extremes:
         return least, greatest
 
     def _of_columns(self, spans: Spans, x: Array, kind: Any) -> tuple[Array, Array]:
-        """The least and the greatest key of each channel, where channels lie side by side."""
+        """The least and the greatest key of each column; columns lie side by side."""
         outer, run, beside = spans
-        channels = outer * beside
-        rows = max(-(-run // max(1, MANY // channels)), 4 * GRAIN // beside, 1)
-        shape = -(-run // rows), channels
+        columns = outer * beside
+        rows = max(-(-run // max(1, MANY // columns)), 4 * GRAIN // beside, 1)
+        shape = -(-run // rows), columns
         least, greatest = np.empty(shape, kind), np.empty(shape, kind)
         args = run, beside, rows, x.reshape(x.size), least, greatest
         self._beside(outer * shape[0], x.size, args, (key_of(x), kind))

@@ -10,7 +10,7 @@ and threads do not change a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -62,7 +62,7 @@ Array = np.ndarray[Any, Any]
 
 #: Channels that are done at a time: of each, its sums and some copies of its qparams are kept.
 MANY = 1 << 14
-#: Rows of a tensor that are done at a time.
+#: Rows of a tensor that are done at a time; half of them if they are more, as their sums wait.
 ROWS = 1 << 13
 #: What stands for gradients where sums of tiles are asked for, and the other way round.
 NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
@@ -268,22 +268,29 @@ class Gradients:
     ) -> None:  # fmt: skip
         """As a call, of a tensor: its rows are channels, whose sums are added as tiles are."""
         count, inner, _ = rows
-        some = count
         if plain(grad) and plain(x) and plain(y):
-            grad, x, y = grad.reshape(-1), x.reshape(-1), y.reshape(-1)
-            some = min(count, ROWS)
+            grad, x, y = (a.reshape(count, inner) for a in (grad, x, y))
         else:
             grad, x, y = last_axes_joined((grad, x, y), inner)
         sums = np.empty((2, 1, -(-count // GROUP)))
-        for c in range(0, count, some):
-            m = min(some, count - c)
-            part = slice(c * inner, (c + m) * inner) if some < count else ...
-            found = np.zeros((2, -(-m // GROUP), GROUP))
-            to = found.reshape(2, -1, 1)[:, :m]
+        # Of a part the sums of whole groups are added; those of the rest wait for the next one.
+        room = np.zeros((2, min(count, ROWS // 2) + GROUP))
+        waiting = done = 0
+        for part, m in _leading(x.shape, count, ROWS // 2):
+            kept = waiting + m
             self(Granularity(m, inner, None), grad[part], x[part], scale.repeat(m),
-                 zero_point.repeat(m), constants, code, y[part], *to[:, :, 0])  # fmt: skip
-            to = sums[:, 0, c // GROUP :]
-            _add_tiles(found.shape[1], found.size, (found, *to), (to.dtype, to.dtype))
+                 zero_point.repeat(m), constants, code, y[part],
+                 *room[:, waiting:kept])  # fmt: skip
+            groups, waiting = divmod(kept, GROUP)
+            if done + kept == count and waiting:
+                room[:, kept : (groups + 1) * GROUP] = 0
+                groups, waiting = groups + 1, 0
+            if groups:
+                found = room[:, : groups * GROUP].copy().reshape(2, groups, GROUP)
+                to = sums[:, 0, done // GROUP :]
+                _add_tiles(groups, found.size, (found, *to), (to.dtype, to.dtype))
+                room[:, :waiting] = room[:, kept - waiting : kept]
+                done += groups * GROUP
         # By the kernel of the rows, not another one of the dtype of the results.
         found = np.empty((2, 1))
         _add_tiles(1, sums.size, (sums, *found), (found.dtype, found.dtype))
@@ -331,6 +338,25 @@ class Gradients:
             block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
             kernel = self._runs
         return kernel, -(-channels // block) * tiles, block, inner
+
+
+def _leading(shape: tuple[int, ...], rows: int, most: int) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Where parts of an array of so many rows are, no more than `most`, in order, and of how many.
+
+    A row is whole last axes.
+    """
+    axis, each = 0, rows
+    while each > most:
+        each //= shape[axis]
+        axis += 1
+    if axis == 0:
+        yield (), rows
+        return
+    step = most // each
+    for place in np.ndindex(shape[: axis - 1]):
+        for a in range(0, shape[axis - 1], step):
+            z = min(a + step, shape[axis - 1])
+            yield (*place, slice(a, z)), (z - a) * each
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:
