@@ -114,9 +114,8 @@ ROWS_OF_A_TENSOR = (4095, 17, 256)
 
 def test_no_temporary_for_each_row_of_a_tensor():
     shape = ROWS_OF_A_TENSOR
-    x = np.empty(shape, np.float32)
-    x[...] = np.arange(shape[0], dtype=np.float32)[:, None, None] % 61
-    x += np.arange(shape[2], dtype=np.float32) / 128 - np.arange(17, dtype=np.float32)[:, None]
+    rows = np.random.default_rng(3).normal(0, 20, (*shape[:2], 1)).astype(np.float32)
+    x = rows + np.arange(shape[2], dtype=np.float32) / 128  # and so no two have the same sums
     row = np.linspace(-1, 2, shape[2], dtype=np.float32)
     parameters = np.ones(1, np.float32), np.zeros(1, np.float32), -30, 30
     op = nq.fake_quantize_learnable_per_tensor_affine_backward
