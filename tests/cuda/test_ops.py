@@ -488,13 +488,11 @@ def test_every_int32_code_and_zero_point_has_a_difference():
 
 
 @pytest.mark.parametrize("rounding", [{}, {"rounding": "divide"}], ids=str)
-@pytest.mark.parametrize("z", [0.99999999, 11.999999999, -1.00000001, 0.5])
+@pytest.mark.parametrize("z", [0.99999999, 1.99999995, 11.9999996, -1.00000001, 0.5])
 def test_a_zero_point_of_float64_is_used_in_float32(z, rounding):
-    x, scale, zero_point = (
-        np.array([0, 1, 0.5, -3], np.float32),
-        np.ones(1, np.float32),
-        np.array([z]),
-    )
+    """1.99999995 is 2 then, and beside -1 the code is 1; of the float64 less would be left."""
+    x = np.array([0, 1, 0.5, -1, -11, -3], np.float32)
+    scale, zero_point = np.ones(1, np.float32), np.array([z])
     args = -128, 127, np.int8
     expected = nq.quantize_per_tensor(x, scale, zero_point, *args, **rounding)
     got = nq.quantize_per_tensor(given(x), given(scale), given(zero_point), *args, **rounding)
