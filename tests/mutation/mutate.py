@@ -7,7 +7,8 @@
 For each fault of `faults.py`, a temporary copy of the package gets it, and the default tests run
 with `-x`: first those most likely to fail, then, if they pass, all of them. A fault that no test
 notices survives, and then a test is missing. The unharmed copy must pass the first ones, or nothing
-would be learned from a failure. The working tree is left alone.
+would be learned from a failure. The working tree is left alone. Most of the time one core compiles:
+`--jobs 2` asks two faults at a time, each in a copy of its own.
 """
 
 import argparse
@@ -17,7 +18,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 
 from faults import FAULTS
 from tqdm import tqdm
@@ -67,6 +71,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, help="draw the same again")
     parser.add_argument("--first", action="store_true", help="ask the first tests alone")
     parser.add_argument("--trust", action="store_true", help="do not try the unharmed copy")
+    parser.add_argument("--jobs", type=int, default=1, help="so many faults at a time")
     options = parser.parse_args(argv)
     chosen = [f for f in FAULTS if options.only in f"{f.file}: {f.why}"]
     if not chosen:
@@ -81,23 +86,34 @@ def main(argv=None):
         if times != 1 or fault.old == fault.new:
             sys.exit(f"{fault.file} has this {times} times: {fault.old!r}")
 
+    copies = SimpleQueue()
+
+    def survives(fault):
+        copy = copies.get()
+        file = copy.place / "npquant" / fault.file
+        right = file.read_text()
+        file.write_text(right.replace(fault.old, fault.new))
+        try:
+            return copy.passes("-n", "0", *fault.first) and (options.first or copy.passes())
+        finally:
+            file.write_text(right)
+            copies.put(copy)
+
     survivors = []
-    with tempfile.TemporaryDirectory() as place:
-        copy = Copy(place)
+    with ExitStack() as stack:
+        for _ in range(options.jobs):
+            copy = Copy(stack.enter_context(tempfile.TemporaryDirectory()))
+            copies.put(copy)
         if not options.trust and not copy.passes(
             "-n", "2", *dict.fromkeys(t for f in chosen for t in f.first)
         ):
             sys.exit("the tests fail without any fault")
-        for fault in tqdm(chosen, unit="fault"):
-            file = copy.place / "npquant" / fault.file
-            right = file.read_text()
-            file.write_text(right.replace(fault.old, fault.new))
-            try:
-                if copy.passes("-n", "0", *fault.first) and (options.first or copy.passes()):
-                    survivors.append(fault)
-                    tqdm.write(f"survives: {fault.file}: {fault.why}")
-            finally:
-                file.write_text(right)
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
+        asked = zip(chosen, pool.map(survives, chosen), strict=True)
+        for fault, survived in tqdm(asked, total=len(chosen), unit="fault"):
+            if survived:
+                survivors.append(fault)
+                tqdm.write(f"survives: {fault.file}: {fault.why}")
     print(f"caught {len(chosen) - len(survivors)} of {len(chosen)}")
     for fault in survivors:
         print(
