@@ -114,6 +114,11 @@ _LATER = frozenset({"adaround", "autograd", "gptq", "metrics", "modules", "optim
 def __getattr__(name: str) -> _Any:
     if name in _LATER:
         return _importlib.import_module(f"npquant.{name}")
+    if name == "cuda":  # not among the others: where numba-cuda is missing it cannot be imported
+        try:
+            return _importlib.import_module("npquant.cuda")
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"npquant.cuda cannot be imported: {error}") from error
     raise AttributeError(f"module 'npquant' has no attribute {name!r}")
 
 

@@ -13,9 +13,9 @@ def takes_state(take: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """A method that takes a state. It is data: what is of the wrong kind in it is a wrong value."""
 
     @wraps(take)
-    def method(self: Any, state: Any) -> None:
+    def method(self: Any, state_dict: Any) -> None:  # by this name, if by one
         try:
-            take(self, state)
+            take(self, state_dict)
         except TypeError as error:
             raise ValueError(str(error)) from error
         except AttributeError as error:  # what a class needs, and a pickle of another one lacks

@@ -468,6 +468,33 @@ def test_what_a_learnable_backward_refuses_is_refused_when_it_is_traced(wrong, e
             tape.apply(nq.fake_quantize_learnable_per_tensor_affine, **given)
 
 
+@pytest.mark.parametrize(
+    "name", sorted(step.__name__ for step, rule in RULES.items() if rule.fixed)
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_qparams_without_a_gradient_are_not_traced(name, by_name):
+    """None would say that the result does not depend on them."""
+    given = arguments(name, (6, 8))
+    step, scale = getattr(nq, name), ag.Parameter(np.atleast_1d(np.float32(given["scale"])))
+    given["scale"] = scale
+    args, kwargs = ((), given) if by_name else (tuple(given.values()), {})
+    with ag.Tape() as tape, pytest.raises(TypeError, match=f"scale must not be traced.*{name}"):
+        tape.apply(step, *args, **kwargs)
+    watched = np.zeros(6, F32)
+    with ag.Tape() as tape:
+        tape.watch(watched)
+        with pytest.raises(TypeError, match="zero_point must not be traced"):
+            tape.apply(step, **given | {"scale": scale.value, "zero_point": watched})
+
+
+def test_which_qparams_have_no_gradient():
+    """Those of all steps that take any, but of the learnable ones."""
+    fixed = {step.__name__ for step, rule in RULES.items() if rule.fixed}
+    taking = {s.__name__ for s in RULES if "scale" in inspect.signature(s).parameters}
+    assert taking - fixed == {name for name in taking if "learnable" in name}
+    assert {"fake_quantize_per_tensor_affine", "adaround_soft"} <= fixed
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_options_of_a_backward_are_looked_at_whether_it_is_traced_or_not(traced):
     given = arguments("fake_quantize_learnable_per_tensor_affine", (6, 8))
@@ -925,14 +952,15 @@ def test_no_place_for_the_result_is_what_there_is_by_default():
 
 def test_a_parameter_stands_for_its_value_wherever_it_is():
     """Also where it has no gradient."""
-    x, scale = np.array([0.3, 2.6], F32), ag.Parameter(np.array(0.5))
-    op = nq.fake_quantize_per_tensor_affine
-    y, (of_x, of_scale) = on_tape(op, x, scale=scale, zero_point=0, quant_min=-8, quant_max=7,
-                                  sources=[x, scale])  # fmt: skip
-    assert_same(y, op(x, 0.5, 0, -8, 7))
-    assert of_scale is None
-    assert (of_x == 1).all()
-    assert_same(ag.call(op, x, scale, 0, -8, 7), y)
+    w, V = ag.Parameter(np.array([0.3, 2.6], F32)), np.array([0.5, -0.5], F32)
+    op, bounds = nq.adaround_soft, {"scale": 0.5, "zero_point": 0, "quant_min": -8, "quant_max": 7}
+    y, (of_V, of_w) = on_tape(op, w, V=V, **bounds, sources=[V, w])
+    assert_same(y, op(w.value, V, **bounds))
+    assert of_w is None
+    assert (of_V != 0).all()
+    assert_same(ag.call(op, w, V, **bounds), y)
+    scale = ag.Parameter(np.array(0.5))
+    assert_same(ag.call(op, w, V, **bounds | {"scale": scale}), y)
 
 
 def test_the_mask_is_that_of_the_rounding():
@@ -1160,6 +1188,7 @@ BAD = [
     ("mul", (10**400, np.ones(2)), ValueError, "input"),
     ("add", (np.ones(2), np.ones(2, F32)), TypeError, "input"),
     ("add", (np.ones(2, F32), np.float64(2)), TypeError, "input"),
+    ("mul", (np.ones(2, F32), np.float64(2)), TypeError, "other must have the dtype of input"),
     ("mul", (np.ones(2), np.ones(3)), ValueError, "input and other"),
     ("mul", ([1], np.ones(3)), TypeError, "input"),
     ("relu", (1.0,), TypeError, "input"),

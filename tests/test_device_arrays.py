@@ -31,7 +31,7 @@ import npquant as nq
 from test_device_arrays import OnGPU
 try:
     {}
-except ModuleNotFoundError as error:
+except (ModuleNotFoundError, AttributeError) as error:
     print(error)
 """
 
@@ -41,6 +41,7 @@ except ModuleNotFoundError as error:
     ("use", "words"),
     [
         ("import npquant.cuda", ""),
+        ("nq.cuda.to_device", "npquant.cuda cannot be imported: "),
         (
             "nq.quantize_per_tensor(OnGPU(), 0.1, 0, -128, 127, np.int8)",
             "input is an array on a GPU: ",

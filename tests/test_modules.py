@@ -1145,6 +1145,27 @@ def test_with_args():
     one(data((4, 6)))
     assert one.scale.shape == (6,)
     assert other.scale.shape == (1,)
+    more = weights.with_args(quant_min=-4).with_args(quant_max=3)()
+    assert (more.ch_axis, more.quant_min, more.quant_max) == (1, -4, 3)
+
+
+def test_a_parameter_that_passes():
+    """A module that is switched off gives back what it is given, and it is traced on."""
+    w = ag.Parameter(data((3, 4)))
+    module = FakeQuantize(quant_min=-8, quant_max=7, dtype=np.int8)
+    assert type(module(w)) is np.ndarray
+    module.disable_fake_quant()
+    assert module(w) is w
+    with ag.Tape() as tape:
+        y = tape.apply(ag.mul, tape.apply(module, w), 2.0)
+    assert_same(tape.gradient(y, w, np.ones_like(y)), np.full_like(y, 2))
+
+
+def test_state_by_name():
+    module, other = (FakeQuantize(quant_min=-8, quant_max=7, dtype=np.int8) for _ in range(2))
+    module(data((3, 4)))
+    other.load_state_dict(state_dict=module.state_dict())
+    assert_same(other.scale, module.scale)
 
 
 def test_histograms_and_searches_observe():

@@ -793,6 +793,7 @@ ERRORS = [
     (lambda: MinMaxObserver(eps=0), ValueError, "eps must be positive"),
     (lambda: MinMaxObserver(eps=None), TypeError, "eps must be a number"),
     (lambda: MinMaxObserver(np.int16, reduce_range=True), ValueError, "reduce_range must be off"),
+    (lambda: MinMaxObserver(reduce_range=True, quant_min=0, quant_max=1), ValueError, "of 0 and 1"),
     (lambda: MinMaxObserver(np.uint8, "per_tensor_symmetric", True), ValueError, "reduce_range"),
     (lambda: MovingAverageMinMaxObserver(np.nan), ValueError, "averaging_constant must be finite"),
     (lambda: MovingAverageMinMaxObserver(is_dynamic=True), ValueError, "averaging_constant must"),

@@ -157,8 +157,8 @@ class Grid:
         each channel, of shape (C,); with `group_size` one for each group, of shape (..., groups of
         a row).
     zero_point : int or array
-        Code that stands for 0.0, between the bounds; a number, or an array of the shape of the
-        scales. A fractional one, in an array, is truncated.
+        Code that stands for 0.0, between the bounds; a number, or with `axis` or `group_size` an
+        array of the shape of the scales. A fractional one, in an array, is truncated.
     quant_min, quant_max : int
         Least and greatest code, both included, within +-2**23.
     axis : int, optional

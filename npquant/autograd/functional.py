@@ -711,12 +711,15 @@ def _two(x: Any, y: Any) -> tuple[Any, Any]:
     """Two arrays of one dtype, or an array and a number."""
     if _is_number(y):
         return _floats(x, "input"), checks.number(y, "other")
-    y = _floats(y, "other")
+    b = _floats(y, "other")
     if _is_number(x):
-        return checks.number(x, "input"), y
-    x = _like(x, "input", y, "other")
-    _broadcast(x.shape, y.shape, x, y)
-    return x, y
+        return checks.number(x, "input"), b
+    a = _floats(x, "input")
+    if isinstance(y, np.generic):  # which is the one to be changed
+        _like(b, "other", a)
+    a = _like(a, "input", b, "other")
+    _broadcast(a.shape, b.shape, a, b)
+    return a, b
 
 
 def _is_number(value: Any) -> bool:

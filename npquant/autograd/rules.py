@@ -25,14 +25,16 @@ Function = Callable[..., Any]
 
 #: The options of a backward that its op has not, and what they may be.
 OPTIONS = {"zero_point_rounding": ZERO_POINT_ROUNDINGS}
-#: What the learnable ops have gradients of.
+#: What the learnable ops have gradients of; in other ops the qparams have none.
 LEARNED = "input", "scale", "zero_point"
+QPARAMS = frozenset(LEARNED[1:])
 
 
 class Rule(NamedTuple):
     """What the tape knows of a step."""
 
     inputs: tuple[tuple[int, str], ...]  #: Place and name of each argument that has a gradient.
+    fixed: tuple[tuple[int, str], ...]  #: The same of qparams that have none.
     plain: Function  #: The step alone.
     differentiated: Differentiated  #: The same, with its backward beside the result.
 
@@ -95,7 +97,9 @@ def _entry(
     op: Function, plain: Function, rule: Differentiated, *inputs: str
 ) -> tuple[Function, Rule]:
     names = list(signature(op).parameters)
-    return op, Rule(tuple((names.index(name), name) for name in inputs), plain, rule)
+    places = tuple((names.index(name), name) for name in inputs)
+    fixed = tuple(p for p in enumerate(names) if p[1] in QPARAMS and p not in places)
+    return op, Rule(places, fixed, plain, rule)
 
 
 # --- functional.py ----------------------------------------------------------------------------

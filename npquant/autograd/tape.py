@@ -159,12 +159,14 @@ class Tape:
         Returns
         -------
         ndarray or tuple
-            What the step returns. Of several results the first has a gradient.
+            What the step returns. Of several results the first has a gradient. A module that is
+            switched off returns the `Parameter` that it is given, to be traced on.
 
         Raises
         ------
         TypeError
-            If `step` cannot be applied, an `out` is given, or an argument is wrong.
+            If `step` cannot be applied, an `out` is given, or an argument is wrong: also a scale or
+            a zero point that is traced where it has no gradient, but in the learnable ops.
         ValueError
             If the tape does not record, or an argument is wrong.
 
@@ -195,6 +197,13 @@ class Tape:
             raise TypeError("out must not be given on a tape: a result is an array of its own")
         given = len(args)
         keys = [self._key(args[i] if i < given else kwargs.get(name)) for i, name in rule.inputs]
+        for i, name in rule.fixed:
+            source = args[i] if i < given else kwargs.get(name)
+            if isinstance(source, Parameter) or id(source) in self._variables:
+                raise TypeError(
+                    f"{name} must not be traced, as it has no gradient in {step.__name__}: give "
+                    f"its value, or take the learnable op, got {source!r}"
+                )
         args, kwargs = _values(args, kwargs)
         if not any(keys):
             return rule.plain(*args, **kwargs)

@@ -230,7 +230,7 @@ class FakeQuantize(FakeQuantizeBase):
     Corresponds to ``torch.ao.quantization.FakeQuantize`` of PyTorch 2.13, with the keys of its
     state.
 
-    Departures from PyTorch: D10, D13, D25; see docs/departures.md.
+    Departures from PyTorch: D10, D13, D25, D27; see docs/departures.md.
 
     Examples
     --------

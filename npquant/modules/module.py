@@ -67,9 +67,9 @@ class Module:
         Returns
         -------
         callable
-            ``functools.partial(cls, **kwargs)``.
+            As ``functools.partial(cls, **kwargs)``, with a method `with_args` of its own.
         """
-        return partial(cls, **kwargs)
+        return _Partial(cls, **kwargs)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -236,6 +236,13 @@ class Module:
         for name in self._modules:
             lines.append(f"({name}): {getattr(self, name)!r}".replace("\n", "\n  "))
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+class _Partial(partial[Any]):
+    """A constructor that has some arguments already, and may be given more."""
+
+    def with_args(self, **kwargs: Any) -> _Partial:
+        return _Partial(self, **kwargs)
 
 
 def key_of(prefix: str, name: str) -> str:

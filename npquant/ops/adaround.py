@@ -142,8 +142,8 @@ def adaround_soft(
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
         `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
-        shape of the scales. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
+        `group_size` an array of the shape of the scales. In an array, fractions are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     axis : int, optional
@@ -233,8 +233,8 @@ def adaround_soft_backward(
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
         `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
-        shape of the scales. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
+        `group_size` an array of the shape of the scales. In an array, fractions are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     axis : int, optional
@@ -336,8 +336,8 @@ def adaround_hard(
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
         `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
-        shape of the scales. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
+        `group_size` an array of the shape of the scales. In an array, fractions are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     axis : int, optional
@@ -426,8 +426,8 @@ def adaround_codes(
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
         `group_size` one for each group, of shape (..., groups of a row).
     zero_point : int or array
-        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or an array of the
-        shape of the scales. Fractional ones, in an array, are truncated.
+        Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
+        `group_size` an array of the shape of the scales. In an array, fractions are truncated.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within +-2**23, or +-2**52 for float64 input.
     dtype : dtype

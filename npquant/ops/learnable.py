@@ -85,7 +85,7 @@ def fake_quantize_learnable_per_tensor_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_tensor_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp``.
 
-    Departures from PyTorch: D7, D10, D13, D17; see docs/departures.md.
+    Departures from PyTorch: D1, D7, D8, D10, D13, D17; see docs/departures.md.
 
     Examples
     --------
@@ -181,7 +181,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     forward rounds and adds the zero point before rounding, not after. With
     ``zero_point_rounding="nearest"`` zero point and code are those of the forward.
 
-    Departures from PyTorch: D1, D5, D6, D7, D10, D12, D13, D17, D23; see docs/departures.md.
+    Departures from PyTorch: D1, D5, D6, D7, D8, D10, D12, D13, D17, D23; see docs/departures.md.
 
     References
     ----------

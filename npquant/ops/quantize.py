@@ -200,7 +200,7 @@ def dequantize_per_tensor(
     overloads ``default``, ``.tensor`` and ``.tensor2`` are one function here. The formula is that
     of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D10, D13, D17; see docs/departures.md.
+    Departures from PyTorch: D10, D13, D17, D19; see docs/departures.md.
 
     Examples
     --------
@@ -411,7 +411,7 @@ def dequantize_per_channel(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D15, D17; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D15, D17, D19; see docs/departures.md.
 
     Examples
     --------
@@ -602,7 +602,7 @@ def dequantize_per_token(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_token`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D17; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D17, D19; see docs/departures.md.
 
     Examples
     --------
@@ -792,7 +792,7 @@ def dequantize_per_channel_group(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel_group`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D17; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D17, D19; see docs/departures.md.
 
     Examples
     --------

@@ -99,17 +99,19 @@ class Observer(Module):
                 )
         else:
             lo, hi = checks.bounds_of(quant_min, quant_max, self.dtype)
+        why = ""
         if self.reduce_range:
             if self._symmetric and dtypes.BOUNDS[self.dtype][0] == 0:
                 raise ValueError(
                     f"reduce_range must be off for symmetric {self.dtype}: its zero point would "
                     "lie outside"
                 )
+            why = f", halves of {lo} and {hi} as reduce_range is on"
             lo, hi = lo // 2, hi // 2
         if not lo <= 0 <= hi or lo == hi:
             raise ValueError(
                 "quant_min <= 0 <= quant_max with quant_min < quant_max is required, "
-                f"got {lo} and {hi}"
+                f"got {lo} and {hi}{why}"
             )
         return lo, hi
 
