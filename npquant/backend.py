@@ -1,6 +1,7 @@
 """Which backend an array belongs to.
 
-Every backend has the names of `npquant.cpu`, with the same signatures. Kernels trust their
+Every backend has the names of `npquant.cpu`, with the same signatures. (Searches of histograms and
+sums of metrics are NumPy's alone, and are imported from their files.) Kernels trust their
 arguments: the ops have checked, laid out and allocated before.
 """
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks, cpu, dtypes
+from npquant import checks, dtypes
+from npquant.cpu.metrics import dot, total_squared_difference
 from npquant.dtypes import INTEGERS
 
 __all__ = ["cosine", "max_code_difference", "mse", "sqnr"]
@@ -87,7 +88,7 @@ def mse(reference: Array, actual: Array) -> float:
     2.0
     """
     a, b = _two(reference, actual)
-    found, e = cpu.total_squared_difference((a, b)), 0
+    found, e = total_squared_difference((a, b)), 0
     if found == math.inf:  # which the mean need not be
         found, e = _squared_difference(a, b)
     with np.errstate(over="ignore"):
@@ -126,7 +127,7 @@ def cosine(reference: Array, actual: Array) -> float:
     lengths = math.sqrt(u) * math.sqrt(v)
     if lengths == 0:
         return math.nan
-    ratio = cpu.dot((_divided(a, x), _divided(b, y))) / lengths
+    ratio = dot((_divided(a, x), _divided(b, y))) / lengths
     return max(-1.0, min(1.0, ratio)) if ratio == ratio else ratio
 
 
@@ -175,17 +176,17 @@ def max_code_difference(reference: Array, actual: Array) -> int:
 
 def _square(a: Array) -> tuple[float, int]:
     """The sum of squares divided by 4**e, and e: 0 unless they leave float64."""
-    found = cpu.dot((a, a))
+    found = dot((a, a))
     if a.dtype != dtypes.float64 or 2.0**-900 <= found < math.inf:
         return found, 0
     reach = max(abs(float(a.min())), abs(float(a.max())))
     e = math.frexp(reach)[1] if 0 < reach < math.inf else 0
-    return cpu.dot((_divided(a, e),) * 2), e
+    return dot((_divided(a, e),) * 2), e
 
 
 def _squared_difference(a: Array, b: Array) -> tuple[float, int]:
     """The same of the difference."""
-    found = cpu.total_squared_difference((a, b))
+    found = total_squared_difference((a, b))
     if dtypes.float64 not in (a.dtype, b.dtype) or 2.0**-900 <= found < math.inf:
         return found, 0
     with np.errstate(over="ignore", invalid="ignore"):

@@ -187,3 +187,6 @@ EVERYTHING = {
     "bools": truths,
     "LearnableFakeQuantize": learnable_starts,
 }
+
+#: What comes to kernels of NumPy's arrays alone.
+NUMPYS = ("metrics", "LearnableFakeQuantize")

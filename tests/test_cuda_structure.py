@@ -18,7 +18,7 @@ import every_kernel
 import npquant as nq
 import npquant.modules as npq
 from calls import CALLS, arguments, axis_name, fits, results
-from npquant import backend, cpu, cuda, layout, metrics
+from npquant import backend, cpu, cuda, layout
 from npquant.cuda import (
     arithmetic,
     convert,
@@ -46,18 +46,6 @@ IN_FLOAT64 = {
     "fake_quantize_half_zero_point": "the contract: PyTorch's product is a double",
     **dict.fromkeys(
         (
-            "clip_entropy",
-            "clip_entropy_symmetric",
-            "clip_linear",
-            "clip_mse",
-            "clip_mse_symmetric",
-            "clip_percentile",
-            "clip_percentile_symmetric",
-        ),
-        "the contract: errors are summed in double; a search of a histogram, once a range",
-    ),
-    **dict.fromkeys(
-        (
             "choose_fbgemm",
             "choose_fbgemm_symmetric",
             "choose_symmetric",
@@ -73,10 +61,6 @@ IN_FLOAT64 = {
             "learnable_gradients_per_channel_nearest",
             "learnable_gradients_per_tensor",
             "learnable_gradients_per_tensor_nearest",
-            "dot",
-            "total",
-            "total_magnitude",
-            "total_squared_difference",
         ),
         "the contract: sums are of float64",
     ),
@@ -89,12 +73,7 @@ WIDEST = r"\.(v4\.[bfsu]32|v2\.[bfsu]64)"
 FROM_FLOAT64 = {"dequantize": "the zero point of a tensor may be fractional: a float64 number"}
 
 #: Kernels with divisions of 64 bits, and why.
-WIDE_DIVISIONS = {
-    "copy_strided": "it walks arrays of any size along any axes",
-    **dict.fromkeys(
-        ("clip_entropy", "clip_entropy_symmetric"), "counts are of 64 bits; once a range"
-    ),
-}
+WIDE_DIVISIONS = {"copy_strided": "it walks arrays of any size along any axes"}
 
 #: What launches other kernels alone.
 MADE_OF_OTHERS = ("fused_fbgemm", "fused_fbgemm_symmetric")
@@ -110,9 +89,6 @@ FUSED = (
     "adaround_regularizer_backward",
     "adaround_soft",
     "adaround_soft_backward",
-    "clip_entropy",
-    "clip_entropy_symmetric",
-    "clip_linear",
     "fake_quantize_decomposed",
     "fake_quantize_decomposed_by_division",
     "fake_quantize_float_zero_point",
@@ -126,7 +102,6 @@ FUSED = (
     "learnable_gradients_per_channel_nearest",
     "learnable_gradients_per_tensor",
     "learnable_gradients_per_tensor_nearest",
-    "respread",
     "sgd",
     "sgd_decayed",
     "sgd_momentum",
@@ -166,7 +141,7 @@ def of_many_elements():
     few, lib = many[: 1 << 16], backend.of(many)
     lib.minmax(layout.whole(many.size), many)
     lib.minmax_finite(layout.whole(many.size), many)
-    metrics.mse(many, many)
+    nq.adaround_regularizer(many, 4.0)
     for observer in (npq.HistogramObserver(64), npq.MSEObserver(64)):
         observer(few)
     images = np.zeros((3, 2, 96, 16), np.float32)

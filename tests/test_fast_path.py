@@ -284,8 +284,8 @@ def test_small_arrays_of_ops_that_ask_for_a_backend(name, monkeypatch):
 def test_small_sums_are_in_c_order(how):
     """Of numbers whose sum in another order has other bits."""
     x = LYING[how](np.random.default_rng(0).normal(size=(40, 24)))
-    assert cpu.total((x,)) == cpu.total((np.ascontiguousarray(x),))
-    assert how not in DENSE or cpu.total((x,)) != cpu.total((x.ravel("K"),))
+    assert cpu.metrics.total((x,)) == cpu.metrics.total((np.ascontiguousarray(x),))
+    assert how not in DENSE or cpu.metrics.total((x,)) != cpu.metrics.total((x.ravel("K"),))
 
 
 def key_of(name):

@@ -336,4 +336,4 @@ def test_ranges_counts_and_sums_of_many_elements(halves):
         place % PERIOD == 0 for place in (N - 1, 2**31 + 1)
     )
     x[:] = 0.5
-    assert cpu.total_magnitude((x,)) == N / 2
+    assert cpu.metrics.total_magnitude((x,)) == N / 2

@@ -176,17 +176,16 @@ def _compare(got, expected, name):
 
 @contextmanager
 def installed(both):
-    """The ops, the metrics and the optimizers call `both` in place of the CPU's kernels.
+    """The ops and the optimizers call `both` in place of the CPU's kernels.
 
     Small arrays too, which otherwise come to kernels without a backend.
     """
-    from npquant import backend, metrics, ops, optim
+    from npquant import backend, ops, optim
 
     of = backend.of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "of", lambda x: both if of(x) is cpu else of(x))
-        for module in (metrics, optim):
-            patch.setattr(module, "cpu", both, raising=False)
+        patch.setattr(optim, "cpu", both, raising=False)
         for module in vars(ops).values():
             for name in vars(module) if isinstance(module, ModuleType) else ():
                 if name.startswith("fast_"):

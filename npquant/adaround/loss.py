@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant import checks, cpu, dtypes
+from npquant import checks, dtypes
+from npquant.cpu.metrics import total_squared_difference
 from npquant.meta import ArraySpec
 from npquant.ops.adaround import adaround_regularizer, adaround_regularizer_backward, alone
 
@@ -193,7 +194,7 @@ class AdaroundLoss:
             If their shapes differ, or there are no elements.
         """
         a, b = _pair(output, target)
-        return cpu.total_squared_difference((a, b)) / a.size
+        return total_squared_difference((a, b)) / a.size
 
     def reconstruction_backward(self, output: Array, target: Array) -> Array:
         """Return the output's gradient of the reconstruction loss.

@@ -11,7 +11,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import autograd as ag
-from npquant import checks, cpu, dtypes
+from npquant import checks, dtypes
 from npquant.adaround.layers import (
     Gram,
     Grid,
@@ -27,6 +27,7 @@ from npquant.adaround.layers import (
     results,
 )
 from npquant.adaround.loss import MOST_STEPS, AdaroundLoss
+from npquant.cpu.metrics import dot, total_squared_difference
 from npquant.errors import show
 from npquant.optim import Adam
 
@@ -309,7 +310,7 @@ class _Rows:
         self.layer = layer if layer.activation is not None else replace(layer, bias=None)
         self.x = x
         self.target = outputs(self.layer, f)
-        self.power = cpu.dot((self.target, self.target)) / self.target.size or 1.0
+        self.power = dot((self.target, self.target)) / self.target.size or 1.0
         with np.errstate(over="ignore", under="ignore"):
             self.share = np.array(layer.weight.size / self.power, np.float32)
 
@@ -326,7 +327,7 @@ class _Rows:
         found = 0.0
         for part in parts(self.x):
             y = ag.call(self.layer, self.x[part], weight)
-            found += cpu.total_squared_difference((y, self.target[part]))
+            found += total_squared_difference((y, self.target[part]))
         return found / self.target.size / self.power
 
     def gradient(self, weight: Array, batch: Any) -> Array:

@@ -1,4 +1,4 @@
-"""The CPU backend: every kernel, compiled by Numba."""
+"""The CPU backend: every kernel that has a twin on a GPU, compiled by Numba."""
 
 from npquant.cpu.adaround import (
     adaround_codes,
@@ -26,19 +26,7 @@ from npquant.cpu.fake_quantize import (
     masked_gradient,
 )
 from npquant.cpu.fused import fused_fbgemm, fused_fbgemm_symmetric
-from npquant.cpu.histogram import (
-    clip_entropy,
-    clip_entropy_symmetric,
-    clip_linear,
-    clip_mse,
-    clip_mse_symmetric,
-    clip_percentile,
-    clip_percentile_symmetric,
-    count_doubling,
-    count_linear,
-    double_range,
-    respread,
-)
+from npquant.cpu.histogram import count_doubling, count_linear
 from npquant.cpu.learnable import (
     fake_quantize_learnable,
     fake_quantize_learnable_per_tensor,
@@ -47,7 +35,6 @@ from npquant.cpu.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cpu.metrics import dot, total, total_magnitude, total_squared_difference
 from npquant.cpu.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
 from npquant.cpu.qparams import (
     choose_affine,
@@ -90,13 +77,6 @@ __all__ = [
     "choose_float",
     "choose_kept_float",
     "choose_symmetric",
-    "clip_entropy",
-    "clip_entropy_symmetric",
-    "clip_linear",
-    "clip_mse",
-    "clip_mse_symmetric",
-    "clip_percentile",
-    "clip_percentile_symmetric",
     "convert",
     "copy",
     "count_doubling",
@@ -104,8 +84,6 @@ __all__ = [
     "dequantize",
     "dequantize_in_integers",
     "dequantize_promoted",
-    "dot",
-    "double_range",
     "fake_quantize_decomposed",
     "fake_quantize_decomposed_by_division",
     "fake_quantize_decomposed_wide",
@@ -137,13 +115,9 @@ __all__ = [
     "quantize_per_channel",
     "quantize_per_tensor",
     "quantize_per_token",
-    "respread",
     "sgd",
     "sgd_decayed",
     "sgd_momentum",
     "sgd_momentum_decayed",
     "step_towards",
-    "total",
-    "total_magnitude",
-    "total_squared_difference",
 ]

@@ -18,7 +18,7 @@ from npquant.cpu import searches, strided
 from npquant.cpu.borrowed import Borrowed, keep
 from npquant.cpu.channels import as_they_lie, by_view, channel_pieces
 from npquant.cpu.lowered import called
-from npquant.cpu.searches import bin_of_part, clipping_error, search_of_ends, squared_error
+from npquant.cpu.searches import bin_of_part, search_of_ends
 from npquant.cpu.segments import Function
 from npquant.cpu.strided import VIEWS, lend, long_row, room, taken, up_to_row
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
@@ -255,7 +255,7 @@ def respread(
 def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
     bins = histogram.size
     cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
-    search_of_ends(histogram, bins, low, high, codes, cumulative, errors, bounds, clipping_error, 0)
+    search_of_ends(histogram, bins, low, high, codes, cumulative, errors, bounds)
 
 
 _clip_linear_call = compiled(
@@ -320,7 +320,7 @@ class Clip:
                 a, b = least[c], greatest[c]
                 u, v = search(
                     counts[c], bins, width[c], np.float64(a), np.float64(b), lo, hi, middle,
-                    option, rooms, squared_error, 0,
+                    option, rooms,
                 )  # fmt: skip
                 low[c] = clamp(np.float32(u), a, b)
                 high[c] = clamp(np.float32(v), a, b)

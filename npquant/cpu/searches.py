@@ -1,8 +1,4 @@
-"""Searches of histograms for a range or a bin: functions that both backends compile.
-
-What takes long, the error of a range, is a function that a search is given: on a GPU many threads
-share it.
-"""
+"""Searches of histograms for a range or a bin, which kernels of histogram.py call."""
 
 from __future__ import annotations
 
@@ -99,7 +95,7 @@ def torch_sum(x: Any, n: Any) -> Any:
 
 @called
 def clipping_error(
-    histogram: Any, bins: Any, widths: Any, start: Any, codes: Any, errors: Any, worker: Any
+    histogram: Any, bins: Any, widths: Any, start: Any, codes: Any, errors: Any
 ) -> Any:
     """The squared error of codes from bin `start` on."""
     width, step, half = widths
@@ -112,12 +108,11 @@ def clipping_error(
 @called
 def search_of_ends(
     histogram: Any, bins: Any, low: Any, high: Any, codes: Any, cumulative: Any, errors: Any,
-    bounds: Any, clipping_error: Any, worker: Any,
+    bounds: Any,
 ) -> None:  # fmt: skip
     """HistogramObserver's search for the range whose codes have the least squared error.
 
-    `cumulative` and `errors` have room for all bins. ``clipping_error(histogram, bins, widths,
-    start, codes, errors, worker)`` may share the work with others that search the same.
+    `cumulative` and `errors` have room for all bins.
     """
     total = np.float64(torch_sum(histogram, bins))
     running = np.float64(0)
@@ -142,7 +137,7 @@ def search_of_ends(
         widths = f.clip_widths(low, high, bins, new_end - new_start + 1, codes)
         error = np.float32(0)
         if widths[1] != 0:
-            error = clipping_error(histogram, bins, widths, new_start, codes, errors, worker)
+            error = clipping_error(histogram, bins, widths, new_start, codes, errors)
         if error > least:
             break
         least, start, end = error, new_start, new_end
@@ -155,8 +150,7 @@ def search_of_ends(
 # A search is of one channel: its bins, how many, and the width of one, its extremes, the bounds of
 # the codes and the zero point of a symmetric scheme, and a number of the method. `rooms` are arrays
 # of integers (three for half of the bins and one more) and of floats (two for all bins and LANES
-# more). ``error(counts, first, n, rooms, low, high, lo, hi, middle, eps, choose, worker)`` is the
-# squared error of a range; it may share the work with others that search the same.
+# more).
 
 
 @called
@@ -190,7 +184,7 @@ def _magnitudes(counts: Any, bins: Any, sizes: Any) -> Any:
 @called
 def percentile(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
-    option: Any, rooms: Any, error: Any, worker: Any,
+    option: Any, rooms: Any,
 ) -> Any:  # fmt: skip
     """From the percentile to its counterpart."""
     total, edge = _total(counts, bins), f.doubling_edge(width, bins, 0)
@@ -202,7 +196,7 @@ def percentile(
 @called
 def percentile_symmetric(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
-    option: Any, rooms: Any, error: Any, worker: Any,
+    option: Any, rooms: Any,
 ) -> Any:  # fmt: skip
     """The percentile of the absolute values."""
     sizes = rooms[0]
@@ -239,7 +233,7 @@ def codes_of(low: Any, high: Any, lo: Any, hi: Any, middle: Any, eps: Any, choos
 @called
 def squared_error(
     counts: Any, first: Any, n: Any, rooms: Any, low: Any, high: Any, lo: Any, hi: Any, middle: Any,
-    eps: Any, choose: Any, worker: Any,
+    eps: Any, choose: Any,
 ) -> Any:  # fmt: skip
     """The squared error of quantizing what is held, with the qparams of the range low..high."""
     scale, least, greatest = codes_of(low, high, lo, hi, middle, eps, choose)
@@ -255,16 +249,16 @@ def squared_error(
 @called
 def mse(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
-    option: Any, rooms: Any, error: Any, worker: Any,
+    option: Any, rooms: Any,
 ) -> Any:  # fmt: skip
     """Both ends at once, then each in turn until neither moves; of equals the widest."""
     first, held = _filled(counts, bins, width, least, greatest, rooms[3])
     i = j = FRACTIONS
     best = np.inf
     for n in range(FRACTIONS, 0, -1):
-        found = error(
+        found = squared_error(
             counts, first, held, rooms, f.shrunk(least, n, FRACTIONS),
-            f.shrunk(greatest, n, FRACTIONS), lo, hi, middle, option, affine_qparams, worker,
+            f.shrunk(greatest, n, FRACTIONS), lo, hi, middle, option, affine_qparams,
         )  # fmt: skip
         if found < best:
             best, i, j = found, n, n
@@ -274,10 +268,9 @@ def mse(
         for end in range(2):
             for n in range(FRACTIONS, 0, -1):
                 u, v = (n, j) if end == 0 else (i, n)
-                found = error(
+                found = squared_error(
                     counts, first, held, rooms, f.shrunk(least, u, FRACTIONS),
                     f.shrunk(greatest, v, FRACTIONS), lo, hi, middle, option, affine_qparams,
-                    worker,
                 )  # fmt: skip
                 if found < best:
                     best, i, j, moved = found, u, v, True
@@ -287,7 +280,7 @@ def mse(
 @called
 def mse_symmetric(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
-    option: Any, rooms: Any, error: Any, worker: Any,
+    option: Any, rooms: Any,
 ) -> Any:  # fmt: skip
     """The same of one end; the other is as far from zero."""
     first, held = _filled(counts, bins, width, least, greatest, rooms[3])
@@ -295,9 +288,8 @@ def mse_symmetric(
     reach, best = whole, np.inf
     for n in range(FRACTIONS, 0, -1):
         tried = f.shrunk(whole, n, FRACTIONS)
-        found = error(
+        found = squared_error(
             counts, first, held, rooms, -tried, tried, lo, hi, middle, option, symmetric_qparams,
-            worker,
         )  # fmt: skip
         if found < best:
             best, reach = found, tried
@@ -343,7 +335,7 @@ def _least_divergence(half: Any, levels: Any, rooms: Any) -> Any:
 @called
 def entropy(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
-    option: Any, rooms: Any, error: Any, worker: Any,
+    option: Any, rooms: Any,
 ) -> Any:  # fmt: skip
     """Values on one side of zero have all codes for themselves."""
     levels = hi - lo + 1 if least >= 0 or greatest <= 0 else (hi - lo + 1) // 2
@@ -355,7 +347,7 @@ def entropy(
 @called
 def entropy_symmetric(
     counts: Any, bins: Any, width: Any, least: Any, greatest: Any, lo: Any, hi: Any, middle: Any,
-    option: Any, rooms: Any, error: Any, worker: Any,
+    option: Any, rooms: Any,
 ) -> Any:  # fmt: skip
     """The same, with half of the codes for each side."""
     half = _magnitudes(counts, bins, rooms[0])

@@ -27,19 +27,7 @@ from npquant.cuda.fake_quantize import (
     masked_gradient,
 )
 from npquant.cuda.fused import fused_fbgemm, fused_fbgemm_symmetric
-from npquant.cuda.histogram import (
-    clip_entropy,
-    clip_entropy_symmetric,
-    clip_linear,
-    clip_mse,
-    clip_mse_symmetric,
-    clip_percentile,
-    clip_percentile_symmetric,
-    count_doubling,
-    count_linear,
-    double_range,
-    respread,
-)
+from npquant.cuda.histogram import count_doubling, count_linear
 from npquant.cuda.learnable import (
     fake_quantize_learnable,
     fake_quantize_learnable_per_tensor,
@@ -48,7 +36,6 @@ from npquant.cuda.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cuda.metrics import dot, total, total_magnitude, total_squared_difference
 from npquant.cuda.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
 from npquant.cuda.qparams import (
     choose_affine,

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 import npquant as nq
-from npquant import backend, checks, dtypes
+from npquant import checks, dtypes
 from npquant.arithmetic import maximum, rounded
 from npquant.arrays import astype, beside, following, full_like, kind, reshape
 from npquant.autograd import Parameter
+from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import _SWITCH, FakeQuantizeBase
@@ -442,17 +443,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _lsq(self, channels: Iterable[Array]) -> Array:
         """``2 * mean(abs(x)) / sqrt(quant_max)`` of each channel."""
         root = math.sqrt(self.quant_max or -self.quant_min)
-        return self._raised(
-            [2 * backend.of(x).total_magnitude((x,)) / x.size / root for x in channels]
-        )
+        return self._raised([2 * total_magnitude((x,)) / x.size / root for x in channels])
 
     def _lsq_plus(self, channels: Iterable[Array]) -> Array:
         """``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` of each channel."""
 
         def reach(x: Array) -> float:
-            lib: Any = backend.of(x)
-            mean: float = lib.total((x,)) / x.size
-            square: float = lib.total_squared_difference(
+            mean: float = total((x,)) / x.size
+            square: float = total_squared_difference(
                 (x, np.broadcast_to(np.float64(mean), x.shape))
             )
             return abs(mean) + 3 * math.sqrt(square / x.size)

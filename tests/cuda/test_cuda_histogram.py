@@ -1,4 +1,4 @@
-"""Counts, and ranges that are found in them, on the simulated device: the bits of the CPU's."""
+"""Counts on the simulated device: the bits of the CPU's."""
 
 import ml_dtypes
 import numpy as np
@@ -76,49 +76,3 @@ def test_next_above():
             for u in (kind(v), -kind(v)):
                 with np.errstate(over="ignore"):
                     assert next_above(u) == np.nextafter(u, kind(np.inf))
-
-
-@pytest.mark.parametrize("shifts", [[0, 1, 2], [3, 0, 40]])
-def test_doubling(shifts):
-    counts = np.random.default_rng(0).integers(0, 100, (3, 32))
-    call = lambda kernel, inputs, outputs: kernel(*inputs, *outputs)
-    both(cpu.double_range, twins.double_range, [np.array(shifts)], [counts], call)
-
-
-@pytest.mark.parametrize(
-    "ends", [(-1.0, 2.0, -1.5, 2.0), (0.1, 0.2, -3.0, 7.7), (0.0, 1e-44, 0.0, 3e-44)]
-)
-def test_respread(ends):
-    old = data(33) ** 2
-    call = lambda kernel, inputs, outputs: kernel(*inputs, *ends, 5, *outputs)
-    both(cpu.respread, twins.respread, [old], [np.zeros(33, np.float32)], call)
-
-
-@pytest.mark.parametrize("bins", [3, 61, 200])
-@pytest.mark.parametrize("codes", [4, 256])
-def test_linear_clip(bins, codes):
-    counts = (np.exp(-(np.linspace(-4, 5, bins) ** 2)) * 1e5).astype(np.int64).astype(np.float32)
-    call = lambda kernel, inputs, outputs: kernel(*inputs, -4.0, 5.0, codes, *outputs)
-    both(cpu.clip_linear, twins.clip_linear, [counts], [np.zeros(2, np.float32)], call)
-
-
-@pytest.mark.parametrize("bits", [1, pytest.param(4, marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    "name", [f"clip_{n}{s}" for n in ("percentile", "mse", "entropy") for s in ("", "_symmetric")]
-)
-def test_clips(name, bits):
-    bins = 16 if "mse" in name else 64
-    # Both sides of zero, one, and a single value; of the longest search one channel is enough.
-    x = [data(2000), np.abs(data(2000)), -np.abs(data(2000)), np.full(5, 0.7, np.float32)]
-    x = x[:1] if "mse" in name else x
-    least, greatest = (np.array([f(v) for v in x], np.float32) for f in (np.min, np.max))
-    counts = np.stack([np.histogram(v, bins, (-4, 4))[0] for v in x]).astype(np.int64)
-    width = np.full(len(x), 8 / bins)
-    bounds, option = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1), 99.0 if "perc" in name else 1e-7
-    outputs = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
-
-    def call(kernel, inputs, outputs):
-        kernel(*inputs, bounds, 0, option, *outputs)
-
-    inputs = counts, width, least, greatest
-    both(getattr(cpu, name), getattr(twins, name), inputs, outputs, call)

@@ -11,9 +11,11 @@ if not config.ENABLE_CUDASIM:
 from simulated import both, download, upload
 
 from npquant import cpu, cuda, layout
-from npquant.cuda import learnable, metrics, reduce
+from npquant.cpu import metrics as sums
+from npquant.cuda import learnable, reduce
 from npquant.cuda import sums as twins
 from npquant.cuda.target import Kernel
+from npquant.formulas import metrics as terms
 from npquant.layout import GROUP, TILE
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -213,18 +215,18 @@ def test_tiles_are_added_in_order(tiles):
 def test_totals(n, dtype):
     call = lambda kernel, inputs, _: kernel(tuple(inputs))
     pair = [data(n, dtype), data(n, dtype, 1)]
-    both(cpu.total_squared_difference, metrics.total_squared_difference, pair, [], call)
-    both(cpu.total_magnitude, metrics.total_magnitude, [unaligned(data(n, dtype))], [], call)
+    both(sums.total_squared_difference, twins.Total(terms.squared_difference), pair, [], call)
+    both(sums.total_magnitude, twins.Total(terms.magnitude), [unaligned(data(n, dtype))], [], call)
 
 
 def test_totals_of_arrays_that_lie_differently():
     x = data((9, 70))
     call = lambda kernel, inputs, _: kernel(tuple(inputs))
-    both(cpu.dot, metrics.dot, [transposed(x), x.astype(np.float64)], [], call)
+    both(sums.dot, twins.Total(terms.product), [transposed(x), x.astype(np.float64)], [], call)
 
 
 def test_total_of_nothing():
-    got = metrics.total((upload(np.zeros(0, np.float32)),))
+    got = twins.Total(terms.value)((upload(np.zeros(0, np.float32)),))
     assert got.shape == ()
     assert download(got) == 0
 

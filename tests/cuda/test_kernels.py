@@ -6,7 +6,7 @@ import pytest
 
 import every_kernel
 from calls import CALLS
-from every_kernel import EVERYTHING, OPTIMIZERS
+from every_kernel import EVERYTHING, NUMPYS, OPTIMIZERS
 from test_layouts import LAYOUTS
 from twins import Both, installed
 
@@ -28,14 +28,7 @@ def both():
     assert both.called
 
 
-#: Searches of large histograms take the simulator long; test_cuda_histogram.py has small ones.
-LONG = ("MSEObserver", "EntropyObserver", "LearnableFakeQuantize")
-
-
-@pytest.mark.parametrize(
-    "what",
-    [pytest.param(k, marks=pytest.mark.full if k in LONG else ()) for k in EVERYTHING],
-)
+@pytest.mark.parametrize("what", [name for name in EVERYTHING if name not in NUMPYS])
 def test_kernels(what):
     EVERYTHING[what]()
 

@@ -17,6 +17,7 @@ from npquant.modules import (
     MinMaxObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
+    MSEObserver,
     PerChannelMinMaxObserver,
 )
 from npquant.optim import SGD, Adam
@@ -191,9 +192,42 @@ def test_adaround_is_learned():
     same(ours, theirs)
 
 
-def test_counting_observers_refuse():
-    with pytest.raises(TypeError, match="x must be a NumPy array"):
-        HistogramObserver()(cuda.to_device(BATCHES[0]))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: HistogramObserver(64),
+        lambda: MSEObserver(64, dtype=np.int8),
+        lambda: MSEObserver(64, 1, np.int8),
+    ],
+    ids=["histogram", "doubling", "channels"],
+)
+def test_counting_observers(make, monkeypatch):
+    """They count where the data is, also of a wider range; what they keep is NumPy's."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs = make(), make()
+    for x in (*BATCHES, 9 * BATCHES[0], BATCHES[0].T.copy().T):
+        assert theirs(x) is x
+        given = cuda.to_device(x)
+        assert ours(given) is given
+        assert type(ours.histogram) is type(ours.min_val) is np.ndarray
+        assert_same(tuple(ours.state_dict().values()), tuple(theirs.state_dict().values()))
+    assert_same(ours.calculate_qparams(), theirs.calculate_qparams())
+    with pytest.raises(ValueError, match="x must not have a NaN"):
+        ours(cuda.to_device(np.full((3, 37), np.nan, np.float32)))
+    assert_same(tuple(ours.state_dict().values()), tuple(theirs.state_dict().values()))
+    infinite = np.resize(np.array([np.inf, 0.5, -np.inf], np.float32), (3, 37))
+    for observer, x in ((ours, cuda.to_device(infinite)), (theirs, infinite)):
+        with pytest.warns(UserWarning, match="infinities"):
+            observer(x)
+    assert_same(tuple(ours.state_dict().values()), tuple(theirs.state_dict().values()))
+
+
+def test_fake_quantize_of_a_histogram(monkeypatch):
+    """What the observer chooses in NumPy goes to the GPU, where the data is."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs = (FakeQuantize(HistogramObserver, -8, 7, dtype=np.int8) for _ in range(2))
+    for x in BATCHES:
+        same([ours(cuda.to_device(x))], [theirs(x)])
 
 
 def test_optimizers_refuse_a_mixture():

@@ -11,7 +11,7 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.arithmetic import maximum, minimum, without_negative_zero
-from npquant.arrays import astype, beside, copy, following, kind, new, ravel, reshape
+from npquant.arrays import astype, beside, copy, following, kind, new, on_host, ravel, reshape
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -307,19 +307,27 @@ def kept(least: Array, greatest: Array) -> tuple[Array, Array]:
 
 
 def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
-    """The same of what is finite in float32; +inf and -inf where nothing is. No NaN is let in."""
-    if not isinstance(x, np.ndarray):
-        raise TypeError(
-            "x must be a NumPy array for an observer that counts, got an array on a GPU; "
-            "npquant.cuda.to_host copies it"
-        )
-    least, greatest = extremes(granularity, x)
+    """The same of what is finite in float32; +inf and -inf where nothing is. No NaN is let in.
+
+    They are looked at, so they come to NumPy.
+    """
+    least, greatest = map(on_host, extremes(granularity, x))
     if np.isnan(least).any():
         raise ValueError("x must not have a NaN, which has no bin")
     if np.isinf(least).any() or np.isinf(greatest).any():
         warnings.warn("x has infinities, which are not observed", stacklevel=5)
-        return kept(*backend.of(x).minmax_finite(granularity, x))
+        least, greatest = map(on_host, kept(*backend.of(x).minmax_finite(granularity, x)))
     return least, greatest
+
+
+def counted(
+    count: str, granularity: Granularity, x: Array, low: Array, high: Array, counts: Array
+) -> None:
+    """Let the backend of `x` count it by the kernel of this name, and add to `counts`, of NumPy."""
+    there = beside(x, counts if isinstance(x, np.ndarray) else np.zeros_like(counts))
+    getattr(backend.of(x), count)(granularity, x, beside(x, low), beside(x, high), there)
+    if there is not counts:
+        counts += on_host(there)
 
 
 def widened(observer: Observer, least: Array, greatest: Array) -> tuple[Array, Array]:

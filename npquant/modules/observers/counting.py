@@ -7,7 +7,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npquant import backend, checks, dtypes
+from npquant import checks, dtypes
+from npquant.cpu.histogram import (
+    clip_entropy,
+    clip_entropy_symmetric,
+    clip_mse,
+    clip_mse_symmetric,
+    clip_percentile,
+    clip_percentile_symmetric,
+    double_range,
+)
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.modules.module import Array, Kinds, check_shape, key_of
@@ -17,6 +26,7 @@ from npquant.modules.observers.base import (
     PER_TENSOR,
     Observer,
     check_counts,
+    counted,
     finite_extremes,
     uniform,
     widened,
@@ -79,7 +89,7 @@ class _CountingObserver(Observer):
         with np.errstate(over="ignore"):
             bound = np.ldexp(np.float32(1), exponent)
         inverse = np.ldexp(np.float32(self.bins // 2), -exponent)
-        backend.of(x).count_doubling(granularity, x, inverse, bound, self._rows(histogram))
+        counted("count_doubling", granularity, x, inverse, bound, self._rows(histogram))
         ends = widened(self, least, greatest)
         self._keep(reach, histogram, ends)
 
@@ -97,7 +107,7 @@ class _CountingObserver(Observer):
             old, histogram = self.exponent, self.histogram.copy()
         new = np.maximum(old.reshape(-1), exponent)
         shifts = (new - old.reshape(-1)).astype(np.int64)
-        backend.of(new).double_range(shifts, self._rows(histogram))
+        double_range(shifts, self._rows(histogram))
         return new.reshape(old.shape), histogram
 
     def _keep(self, reach: Array, histogram: Array, ends: tuple[Array, Array]) -> None:
@@ -109,7 +119,7 @@ class _CountingObserver(Observer):
         reach, histogram = self._reaching(other.exponent.reshape(-1))
         theirs = other.histogram.copy()
         shifts = (reach - other.exponent).astype(np.int64).reshape(-1)
-        backend.of(theirs).double_range(shifts, self._rows(theirs))
+        double_range(shifts, self._rows(theirs))
         histogram += theirs
         ends = self._merged(other)
         self._keep(reach, histogram, ends)
@@ -120,7 +130,7 @@ class _CountingObserver(Observer):
         least[nothing] = greatest[nothing] = 0
         width = np.ldexp(2.0 / self.bins, self.exponent.reshape(-1))
         low, high = np.empty_like(least), np.empty_like(greatest)
-        affine, symmetric, option = self._method(backend.of(least))
+        affine, symmetric, option = self._method()
         (symmetric if self._symmetric else affine)(
             self._rows(self.histogram), width, least, greatest, (self.quant_min, self.quant_max),
             self._middle, option, low, high,
@@ -137,7 +147,7 @@ class _CountingObserver(Observer):
             scale[far], zero_point[far] = (v[far] for v in wide)
         return scale, zero_point
 
-    def _method(self, lib: Any) -> tuple[Any, Any, float]:
+    def _method(self) -> tuple[Any, Any, float]:
         """The kernels for the affine and the symmetric schemes, and their number."""
         raise NotImplementedError(f"{type(self).__name__} has no method")
 
@@ -277,8 +287,8 @@ class PercentileObserver(_CountingObserver):
             )
         super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps)
 
-    def _method(self, lib: Any) -> tuple[Any, Any, float]:
-        return lib.clip_percentile, lib.clip_percentile_symmetric, self.percentile
+    def _method(self) -> tuple[Any, Any, float]:
+        return clip_percentile, clip_percentile_symmetric, self.percentile
 
 
 class MSEObserver(_CountingObserver):
@@ -355,8 +365,8 @@ class MSEObserver(_CountingObserver):
     0.14
     """
 
-    def _method(self, lib: Any) -> tuple[Any, Any, float]:
-        return lib.clip_mse, lib.clip_mse_symmetric, float(self.eps[0])
+    def _method(self) -> tuple[Any, Any, float]:
+        return clip_mse, clip_mse_symmetric, float(self.eps[0])
 
 
 class EntropyObserver(_CountingObserver):
@@ -458,5 +468,5 @@ class EntropyObserver(_CountingObserver):
         if self.bins < 4 * codes:
             raise ValueError(f"bins must be at least four times the {codes} codes, got {self.bins}")
 
-    def _method(self, lib: Any) -> tuple[Any, Any, float]:
-        return lib.clip_entropy, lib.clip_entropy_symmetric, 0.0
+    def _method(self) -> tuple[Any, Any, float]:
+        return clip_entropy, clip_entropy_symmetric, 0.0

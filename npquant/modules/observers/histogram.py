@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npquant import backend, checks, dtypes
+from npquant import checks, dtypes
+from npquant.cpu.histogram import clip_linear, respread
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.modules.module import Array, Kinds, check_shape, key_of
@@ -18,6 +19,7 @@ from npquant.modules.observers.base import (
     PER_TENSOR,
     Observer,
     check_counts,
+    counted,
     finite_extremes,
     uniform,
 )
@@ -152,7 +154,7 @@ class HistogramObserver(Observer):
             fits = np.isfinite((high - low) * np.float32(self.bins)).all()
         kind = np.float32 if fits else np.float64
         counts = np.zeros((1, self.bins), np.int64)
-        backend.of(x).count_linear(granularity, x, low.astype(kind), high.astype(kind), counts)
+        counted("count_linear", granularity, x, low.astype(kind), high.astype(kind), counts)
         histogram: Array = counts[0].astype(FLOAT)
         return histogram
 
@@ -163,14 +165,16 @@ class HistogramObserver(Observer):
             new: Array = one * self.histogram.sum()
             return new
         new = np.zeros(self.bins, FLOAT)
-        ends = (float(v) for v in (self.min_val, self.max_val, low[0], high[0]))
-        backend.of(new).respread(self.histogram, *ends, self.upsample_rate, new)
+        respread(
+            self.histogram, float(self.min_val), float(self.max_val), float(low[0]), float(high[0]),
+            self.upsample_rate, new,
+        )  # fmt: skip
         return new
 
     def _range(self) -> tuple[Array, Array]:
         bounds = np.empty(2, FLOAT)
         ends = float(self.min_val), float(self.max_val)
-        backend.of(bounds).clip_linear(self.histogram, *ends, self.dst_nbins, bounds)
+        clip_linear(self.histogram, *ends, self.dst_nbins, bounds)
         return bounds[:1], bounds[1:]
 
     def reset_min_max_vals(self) -> None:
