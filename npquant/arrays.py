@@ -181,7 +181,7 @@ def cast(p: Array, dtype: DType) -> Array:
         return cast_on_device(p, dtype)
     if p.dtype != dtypes.float64 and dtype in _HOLDING:
         return p.astype(dtype)
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # of signalling NaNs
         return p.astype(dtype)
 
 
@@ -232,8 +232,11 @@ def rounded_once(v: Array, dtype: DType) -> Array:
 
 
 def beside(like: Array, a: Array) -> Array:
-    """`a` where `like` lies: an array of NumPy is copied to the GPU beside one that is there."""
-    if isinstance(like, (np.ndarray, np.generic)) or not isinstance(a, np.ndarray):
+    """`a` where `like` lies: copied to the GPU beside an array there, or from it to NumPy."""
+    host = isinstance(like, (np.ndarray, np.generic))
+    if not isinstance(a, np.ndarray):
+        return on_host(a) if host and on_device(a) else a
+    if host:
         return a
     x = array(like, "like")
     return a if type(x) is ArraySpec else x.library.upload(x, a)

@@ -694,10 +694,10 @@ def fake_quantize_learnable_per_tensor_affine(
 
 
 def _inside(zero_point, quant_min, quant_max):
-    """A float32 bound may lie outside of the range: step toward zero, where PyTorch has none."""
-    z = zero_point.astype(F64)
-    outside = (z > quant_max) | (z < quant_min)
-    return np.where(outside, zero_point * F32(1 - 2.0**-23), zero_point)
+    """A float32 bound may lie outside of the range: the one next to it, where PyTorch has none."""
+    z, far = zero_point.astype(F64), F32(np.inf)
+    below, above = (np.nextafter(zero_point, to, dtype=F32) for to in (-far, far))
+    return np.where(z > quant_max, below, np.where(z < quant_min, above, zero_point))
 
 
 def _learnable_channels(x, layout, scale, zero_point, quant_min, quant_max):
@@ -763,6 +763,7 @@ def learnable_terms(
         z = np.trunc(_clamp(z + F32(0.5), F32(quant_min), F32(quant_max)))
     else:
         z = _nearest(z, quant_min, quant_max)
+        z = z if zero_point_rounding == "pytorch" else _inside(z, quant_min, quant_max)
     z = z.astype(c)
     if zero_point_rounding == "pytorch":
         q = add_then_round(rows, inverse, z)

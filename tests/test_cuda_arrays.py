@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 
 import ml_dtypes
@@ -134,7 +134,6 @@ def streams(monkeypatch):
     forget()  # what calls have come to elsewhere
     at_once(monkeypatch)
     monkeypatch.setattr(again, "MOST", 64)
-    monkeypatch.setattr(again, "_calls", {})
     monkeypatch.setattr(target.Kernel, "__call__", lambda *args: found.append(args[-1]))
     yield found
     forget()
@@ -538,8 +537,8 @@ def test_scratch_says_its_dtype(torch):
     x = arrays.device(Tensor(np.zeros(4, np.float32), "torch.float32"))
     one, other = (x.scratch((3,), np.dtype(d)) for d in (np.float16, ml_dtypes.bfloat16))
     assert (one.dtype, other.dtype) == (np.float16, ml_dtypes.bfloat16)
-    assert again._key(0, [one]) != again._key(0, [other])
-    assert again._key(0, [one]) == again._key(0, [x.scratch((3,), np.dtype(np.float16))])
+    assert again._key([one]) != again._key([other])
+    assert again._key([one]) == again._key([x.scratch((3,), np.dtype(np.float16))])
 
 
 def test_scratch_is_apart(driven, torch, monkeypatch):
@@ -727,10 +726,106 @@ def test_memory_that_is_not_aligned(driven, torch, monkeypatch):
 
 def test_zeros_have_signs(driven):
     x = tensor(np.zeros(8, "f4"))
-    for weight in (0.0, -0.0):
+    for weight in (0.0, -0.0, 0.0, -0.0):
         nq.adaround_regularizer_backward(x, 2.0, weight)
         (weight_of_it,) = [v for v in driven.launches[-1].what[2] if v == 0 and type(v) is float]
         assert str(weight_of_it) == str(weight)
+    assert (driven.long, len(driven.launches)) == (2, 4)
+
+
+def test_options_that_are_not_remembered_push_no_others_out(driven):
+    """Nothing is remembered of what an array among the options says, nor of a zero."""
+    x = tensor(np.zeros(8, "f4"))
+    nq.quantize_per_tensor(x, 0.5, 0, -8, 7, np.int8)
+    for k in range(2 * again.MOST):
+        nq.quantize_per_tensor(x, 0.5, 0, np.array(-8), 7, np.int8)
+        nq.quantize_per_tensor(x, 0.5, 0, np.array(-k % 9), 9, np.int8)
+    long = driven.long
+    nq.quantize_per_tensor(x, 0.5, 0, -8, 7, np.int8)
+    assert driven.long == long
+
+
+def test_a_launch_in_the_midst_of_another(monkeypatch):
+    """As of a finalizer, between where the arguments are laid and where the driver copies them."""
+    seen, kernel = [], object.__new__(target._Compiled)
+    kernel._arguments, kernel._function = target.Arguments((types.int64,)), None
+    monkeypatch.setattr(target, "_rooms", [])
+
+    def launch(*args):
+        if depth := len(inner):
+            kernel.launch((1,) * 6, [inner.pop()], 0)
+        extra = (ctypes.c_void_p * 5).from_address(args[-1])
+        seen.append((depth, ctypes.c_int64.from_address(extra[1]).value))
+        return (0,)
+
+    driver = SimpleNamespace(cuLaunchKernel=launch, CUstream=int)
+    monkeypatch.setattr(target, "driver", driver)
+    for _ in range(3):
+        inner = [3, 2]
+        kernel.launch((1,) * 6, [1], 0)
+        assert seen == [(0, 3), (1, 2), (2, 1)]
+        seen.clear()
+    assert len(target._rooms) == 3
+
+
+def test_a_context_that_was_taken_away(monkeypatch):
+    """As by the end of ``with numba.cuda.gpus[0]:``: there is a new one, and all is as ever."""
+    contexts, made, done = [], [], []
+
+    def call(*args):
+        if not contexts:
+            return (201,)
+        done.append(args)
+        return (0,)
+
+    def get_context(device):
+        contexts.append(device)
+        made.append(device)
+        return SimpleNamespace(device=SimpleNamespace(id=0))
+
+    @contextmanager
+    def active():
+        yield bool(contexts)
+
+    devices = SimpleNamespace(
+        driver=SimpleNamespace(get_active_context=active), get_context=get_context
+    )
+    numba = SimpleNamespace(cudadrv=SimpleNamespace(devices=devices))
+    monkeypatch.setattr(target, "cuda", numba)
+    monkeypatch.setattr(target, "_thread", SimpleNamespace(ready=False))
+    monkeypatch.setattr(target, "_devices", [])
+    target.make_ready()
+    target.drive(call, 1)
+    contexts.clear()
+    target.drive(call, 2)
+    assert (done, made) == ([(1,), (2,)], [None, 0])
+    with pytest.raises(RuntimeError, match="CUDA: CUDA_ERROR_X"):
+        target.drive(lambda: (CudaError(7),))
+
+
+class CudaError(int):
+    """An error as the driver gives it."""
+
+    name = "CUDA_ERROR_X"
+
+
+def test_state_that_shares_memory(driven):
+    """Of arrays without gaps, wherever one begins in the other."""
+    held = tensor(np.zeros(9, "f4")).held
+    rows, scale, zero_point = (tensor(np.zeros(*v)) for v in (((3, 8), "f4"), (3, "f4"), (3, "i4")))
+
+    def observe(low, high):
+        low, high = (Tensor(a, "torch.float32") for a in (low, high))
+        nq.fused_moving_avg_obs_fake_quant(
+            rows, 1, 1, low, high, scale, zero_point, 0.1, -8, 7, 0, per_row_fake_quant=True
+        )
+
+    for low, high in ((held[:3], held[2:5]), (held[:3], held[:3]), (held[3:6], held[1:4])):
+        with pytest.raises(ValueError, match="running_max must be apart from running_min"):
+            observe(low, high)
+    assert not driven.launches
+    observe(held[:3], held[3:6])
+    assert driven.launches
 
 
 def test_read_only_arrays_are_not_written_to_again(driven, monkeypatch):

@@ -127,6 +127,16 @@ def test_differences_whose_squares_are_nothing(size):
     assert sqnr(a, b) == pytest.approx(decibels, rel=2**-40)
 
 
+def test_sums_of_tiles_that_leave_float64():
+    """What NumPy adds of them warns no more than what a kernel adds."""
+    a, zeros = np.zeros(8192), np.zeros(8192)
+    a[0] = a[4096] = 1.3e154
+    expected = Fraction(1.3e154) ** 2 / 4096
+    assert abs(Fraction(mse(a, zeros)) / expected - 1) < Fraction(1, 2**50)
+    a[0], a[4096] = np.inf, -np.inf
+    assert math.isnan(cosine(a, zeros + 1))
+
+
 def test_codes():
     assert max_code_difference(np.array([-128], np.int8), np.array([127], np.int8)) == 255
     assert max_code_difference(np.array([0], np.uint8), np.array([255], np.uint8)) == 255

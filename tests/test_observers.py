@@ -178,9 +178,7 @@ def test_clipping_error():
     for start, end in ((0, 99), (3, 90), (40, 60)):
         ends = np.float32(-9), np.float32(9)
         widths = clip_widths(*ends, 100, end - start + 1, 16)
-        got = cpu.searches.clipping_error(
-            counts, 100, widths, start, 16, np.empty(100, np.float32), 0
-        )
+        got = cpu.searches.clipping_error(counts, 100, widths, start, 16, np.empty(100, np.float32))
         assert_same(got, oracle.clipping_error(counts, *ends, start, end, 16))
 
 
@@ -190,7 +188,7 @@ def test_quantiles_are_rounded_once():
     counts = np.array(list(digits), np.float32)
     counts[29] = 14_233_224
     ends, found = (np.float32(-1), np.float32(1)), np.empty(2, np.float32)
-    cpu.clip_linear(counts, *ends, 16, found)
+    cpu.histogram.clip_linear(counts, *ends, 16, found)
     assert_same(tuple(found), oracle.clip_linear(counts, *ends, 16))
 
 
@@ -485,6 +483,32 @@ def test_channels_are_independent(kind):
 
 
 # --- what is not finite -----------------------------------------------------------------------
+
+
+def test_long_integers_are_rounded_once():
+    """To float32, as their extremes are: by way of float64 they would lie beyond these."""
+    v = 2**61 - 2**36 - 1
+    observer = MSEObserver(16)
+    observer(np.array([v]))
+    assert (observer.histogram.sum(), observer.exponent) == (1, 61)
+    observer.load_state_dict(observer.state_dict())
+    observer = HistogramObserver(16)
+    observer(np.array([0, 2**60 + 3 * 2**36 - 1]))
+    assert_same(observer.histogram[[0, -1]], np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_signalling_nans_warn_of_nothing(size):
+    """NumPy warns where it converts one; kernels do not."""
+    x = np.full(size, 0x7FF0000000000001, np.uint64).view(np.float64)
+    observer = MinMaxObserver()
+    observer(x)
+    assert np.isnan(observer.min_val)
+    low, high, scale = (np.zeros(1, np.float32) for _ in range(3))
+    step = low, high, scale, np.zeros(1, np.int32)
+    y = nq.fused_moving_avg_obs_fake_quant(x, 1, 1, *step, 0.1, -8, 7, 0)
+    assert np.isnan(y).all()
+    assert np.isnan(low)
 
 
 @pytest.mark.parametrize("kind", [HistogramObserver, *COUNTING])

@@ -216,14 +216,21 @@ def itself_or_apart(x: Array, name: str, y: Array, other: str) -> None:
 def refuse_overlap(names: tuple[str, ...], arrays: tuple[Array, ...]) -> None:
     """Refuse arrays to write to, all but the first, of which two share an element.
 
-    On a GPU only those that begin at one place are found.
+    On a GPU, of those that have gaps only what begins at one place is found.
     """
     if type(arrays[0]) is ArraySpec:
         return
     for (i, a), (j, b) in combinations(enumerate(arrays), 2):
-        host = type(a) is np.ndarray
-        if a.size and b.size and (_share_memory(a, b) if host else a.pointer == b.pointer):
+        if a.size and b.size and _overlapping(a, b):
             raise ValueError(f"{names[j]} must be apart from {names[i]}, got an overlapping array")
+
+
+def _overlapping(a: Array, b: Array) -> bool:
+    """Whether two arrays of one kind share an element."""
+    if type(a) is np.ndarray:
+        return _share_memory(a, b)
+    without_gaps = None not in (a.lying.order, b.lying.order)
+    return bool(a.overlaps(b) if without_gaps else a.pointer == b.pointer)
 
 
 def place(value: Any, name: str) -> Array:

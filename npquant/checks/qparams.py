@@ -125,11 +125,14 @@ def in_precision(s: Array, name: str, precision: DType) -> Array:
     return s
 
 
-def scales(value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array) -> Array:
-    """Scales that are used in their own precision; integers in float32."""
+def scales(
+    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array,
+    integers: DType = dtypes.float32,
+) -> Array:  # fmt: skip
+    """Scales that are used in their own precision, but integers."""
     s = parameters(value, name, shapes, x)
     if s.dtype in INTEGERS:
-        s = arrays.cast(s, dtypes.float32)
+        s = arrays.cast(s, integers)
     in_range(s, name, 5e-324, MOST, "be positive and finite")
     return s
 
@@ -185,7 +188,10 @@ def device_qparams(
 
     A zero point that is one is what `number` makes of it, as beside a scale that is one.
     """
-    s = scales(scale, "scale", ONE, x) if on_device(scale) else scale_in(precision, scale)
+    if on_device(scale):
+        s = scales(scale, "scale", ONE, x, dtypes.float64)  # as a number, which it is on the host
+    else:
+        s = scale_in(precision, scale)
     if not on_device(zero_point):
         return s, number(zero_point)
     return s, zero_points(zero_point, "zero_point", ONE, x)
@@ -207,8 +213,18 @@ def learned_qparams(
     found = usual(scale, zero_point, shapes, LOOK_AT_LEARNED, -math.inf, math.inf, x)
     if found is not None:
         return found
+    if shapes is ONE and not isinstance(x, ARRAYS):  # numbers beside arrays on a GPU
+        if not on_device(scale):
+            scale = _there(learned_numbers(scale, 0.0, type(x))[0], x)
+        if not on_device(zero_point):
+            zero_point = _there(learned_numbers(1.0, zero_point, type(x))[1], x)
     z = parameters(zero_point, "zero_point", shapes, x)
     return scales_float32(scale, "scale", shapes, x), no_nan(z, "zero_point")
+
+
+def _there(number: float, x: Array) -> Array:
+    """A number on the GPU that `x` is on: in float32, in which the learned are computed."""
+    return arrays.full(x, (1,), dtypes.float32, number)
 
 
 def learned_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, float]:

@@ -228,7 +228,7 @@ def _range_as(granularity: Granularity, x: Array, kind: DType) -> tuple[Array, A
     """`minmax`, of this dtype."""
     least, greatest = minmax(granularity, x)
     if least.dtype != kind:
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # of signalling NaNs
             least, greatest = least.astype(kind), greatest.astype(kind)
     return least, greatest
 

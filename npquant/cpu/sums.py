@@ -488,7 +488,8 @@ class Total:
         while sums.size > 1:  # as in `_sums_of_tiles`; a zero changes no sum
             groups = np.zeros((-(-sums.size // GROUP), GROUP))
             groups.ravel()[: sums.size] = sums
-            sums = np.add.accumulate(groups, axis=1)[:, -1]
+            with np.errstate(over="ignore", invalid="ignore"):  # as in kernels
+                sums = np.add.accumulate(groups, axis=1)[:, -1]
         return float(sums[0])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import copysign
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from npquant.cuda.vectors import ACCESS
 from npquant.cuda.watch import watch
 from npquant.owners import on_device
 
-#: Calls that are remembered; all are forgotten then.
+#: Calls of an op in one form that are remembered; all of these are forgotten then.
 MOST = KINDS
 #: Calls that are not recorded before an equal one is: where a number differs each time all would be
 #: in vain. And recordings that must be alike: what a finalizer launches meanwhile is in one, too.
@@ -144,7 +145,7 @@ def repeated(op: Callable[..., Any], lead: int = 0, written: tuple[int, ...] = (
     The result is None where the caller must go the long way: also while a call is recorded, so
     `op` may be what asks here first.
     """
-    itself = object()
+    calls: dict[Any, Any] = {}
 
     def call(*args: Any) -> Any:
         if watch.recording is not None:
@@ -157,16 +158,16 @@ def repeated(op: Callable[..., Any], lead: int = 0, written: tuple[int, ...] = (
                 _name_twice(there, written)
                 if not _all_apart(there):
                     return None
-        key = _key(itself, there)
+        key = _key(there)
         if key is None or x._leader is not None:
             return None
-        found = _calls.get(key, 0)
+        found = calls.get(key, 0)
         if type(found) is FunctionType:
             return found(x, there, given)
         if found is _UNFIT or not _all_apart(there):  # so that an address is of one array
             return None
         if type(found) is int and found < FIRST:
-            _remember(key, found + 1)
+            _remember(calls, key, found + 1)
             return None
         watch.recording = recording = _Recording(x, there)
         try:
@@ -177,26 +178,26 @@ def repeated(op: Callable[..., Any], lead: int = 0, written: tuple[int, ...] = (
         alike = type(found) is _Candidate and found.recorded == recorded
         times = found.times + 1 if alike else 1
         if recorded is None:
-            _remember(key, _UNFIT)
+            _remember(calls, key, _UNFIT)
         elif times < ALIKE:
-            _remember(key, _Candidate(recorded, times))
+            _remember(calls, key, _Candidate(recorded, times))
         else:
-            _remember(key, _repeating(recorded, x.library))
+            _remember(calls, key, _repeating(recorded, x.library))
         return done
 
     return call
 
 
-#: By what is repeated, and the kinds of its arguments: what does it again, what it seems to come
-#: to, how often it has come, or that it cannot be repeated.
-_calls: dict[Any, Any] = {}
 _UNFIT = "unfit"
 
 
-def _remember(key: Any, what: Any) -> None:
-    if len(_calls) >= MOST:
-        _calls.clear()
-    _calls[key] = what
+def _remember(calls: dict[Any, Any], key: Any, what: Any) -> None:
+    """By the kinds of its arguments, of a call: what does it again, what it seems to come to, how
+    often it has come, or that it cannot be repeated.
+    """
+    if len(calls) >= MOST:
+        calls.clear()
+    calls[key] = what
 
 
 _AS_THEY_ARE = frozenset({DeviceArray, float, int, bool, type(None)})
@@ -211,16 +212,18 @@ def _described(argument: Any) -> Any:
     return device(argument) if on_device(argument) else argument
 
 
-def _key(itself: Any, there: list[Any]) -> tuple[Any, ...] | None:
+def _key(there: list[Any]) -> tuple[Any, ...] | None:
     """What of the arguments may change what an op comes to; None if it always goes the long way."""
-    key = [itself]
+    key: list[Any] = []
     for a in there:
         kind = type(a)
         if kind is DeviceArray:
             key += a.lying, a.pointer % ACCESS, a.library, a.writeable
-        elif a is None or kind is int or kind is bool or kind is _Itself or (kind is float and a):
+        elif a is None or kind is int or kind is bool or kind is _Itself or kind is float:
             key += kind, a
-        else:  # among them zeros, which have signs
+            if kind is float and not a:  # zeros, which are equal, have signs
+                key.append(copysign(1, a))
+        else:
             return None
     return tuple(key)
 
@@ -241,7 +244,7 @@ def _name_twice(there: list[Any], written: tuple[int, ...]) -> None:
 
 
 def _same(a: Any, y: DeviceArray) -> bool:
-    return type(a) is DeviceArray and a.pointer == y.pointer and _key(0, [a]) == _key(0, [y])
+    return type(a) is DeviceArray and a.pointer == y.pointer and _key([a]) == _key([y])
 
 
 def _repeating(recorded: Recorded, library: Any) -> Callable[..., Any]:

@@ -207,7 +207,11 @@ class Torch(Library):
         self._raw_stream = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
 
     def describe(self, value: Any) -> DeviceArray:
-        lying = self._lying(value.dtype, value.shape, value.stride())
+        try:
+            strides = value.stride()
+        except RuntimeError as error:
+            raise TypeError(f"a tensor must be strided, got one that is {value.layout}") from error
+        lying = self._lying(value.dtype, value.shape, strides)
         if value.is_neg():
             raise ValueError("a tensor must hold its values, got one that PyTorch negates when it "
                              "is read: take its resolve_neg()")  # fmt: skip
@@ -314,9 +318,9 @@ class Interface(Library):
         x = np.ascontiguousarray(a).reshape(a.shape)
         y = self.empty(like, x.shape, x.dtype, x.strides)
         if x.size:
-            target.checked(target.driver.cuMemcpyHtoD(self.address(y), x.ctypes.data, x.nbytes))
+            target.drive(target.driver.cuMemcpyHtoD, self.address(y), x.ctypes.data, x.nbytes)
             # Of memory that is not pinned, it may return before all has arrived.
-            target.checked(target.driver.cuStreamSynchronize(0))
+            target.drive(target.driver.cuStreamSynchronize, 0)
         return y
 
     def stream(self, a: DeviceArray) -> int:

@@ -195,8 +195,8 @@ def _library(function: Any, signature: Types, cc: tuple[int, int], bound: int | 
     return library
 
 
-class _Room(threading.local):
-    """Of each thread, where the arguments of a launch lie, as the driver is told of them."""
+class _Room:
+    """Where the arguments of a launch lie, as the driver is told of them."""
 
     def __init__(self) -> None:
         self.held, self.size = ctypes.create_string_buffer(4096), ctypes.c_size_t()
@@ -206,7 +206,8 @@ class _Room(threading.local):
         self.extra = ctypes.addressof(self._extra)
 
 
-_room = _Room()
+#: Those that no launch is using. In the midst of one a finalizer may launch something else.
+_rooms: list[_Room] = []
 
 
 class _Compiled:
@@ -222,9 +223,13 @@ class _Compiled:
 
     def launch(self, grid: tuple[int, ...], values: list[Any], on: Any) -> None:
         """The same of a grid in all its axes, and of what the kernel receives."""
-        room = _room
+        try:
+            room = _rooms.pop()
+        except IndexError:
+            room = _Room()
         room.size.value = self._arguments.put(room.held, values)
-        checked(driver.cuLaunchKernel(self._function, *grid, 0, _stream(on), None, room.extra))
+        drive(driver.cuLaunchKernel, self._function, *grid, 0, _stream(on), None, room.extra)
+        _rooms.append(room)  # the driver has copied them
 
     def pointers(self, values: list[Any]) -> list[tuple[int, int, None]]:
         """Which of `values` are addresses: where they stand, and what they are."""
@@ -249,6 +254,23 @@ class Arguments:
             values = [v if t is ctypes.c_void_p else t(v).value for t, v in pairs]
             self._pack(room, 0, *values)
         return self._size
+
+
+#: CUDA_ERROR_INVALID_CONTEXT, of a thread that has none.
+_NO_CONTEXT = 201
+
+
+def drive(call: Callable[..., Any], *args: Any) -> None:
+    """Let the driver do something; where a context that was current is no more, in a new one.
+
+    What ``with numba.cuda.gpus[0]:`` has made current it takes away.
+    """
+    result = call(*args)
+    if int(result[0]) == _NO_CONTEXT:
+        _thread.ready = False
+        make_ready()
+        result = call(*args)
+    checked(result)
 
 
 def checked(result: Any) -> None:
@@ -358,6 +380,7 @@ __all__ = [
     "Types",
     "checked",
     "cuda",
+    "drive",
     "make_ready",
     "pointer",
     "sizes",

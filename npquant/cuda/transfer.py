@@ -9,7 +9,11 @@ import numpy as np
 from npquant.cuda import target
 from npquant.cuda.arrays import OWN, device
 from npquant.cuda.walk import packed
+from npquant.dtypes import BOUNDS, REALS, bool_, names, native_order
 from npquant.owners import named, of_numpy, on_device
+
+#: What can be brought to a GPU: what ops take and give, masks too.
+_KNOWN = REALS | BOUNDS.keys() | {bool_}
 
 
 def to_device(array: np.ndarray[Any, Any]) -> Any:
@@ -28,7 +32,7 @@ def to_device(array: np.ndarray[Any, Any]) -> Any:
     Raises
     ------
     TypeError
-        If `array` is no NumPy array.
+        If `array` is no NumPy array, or of a dtype that npquant does not know.
 
     See Also
     --------
@@ -41,7 +45,10 @@ def to_device(array: np.ndarray[Any, Any]) -> Any:
     x = of_numpy(array)
     if x is None:
         raise TypeError(f"array must be a NumPy array, got {named(array)}")
-    return OWN.upload(None, x)
+    native = native_order(x.dtype)
+    if native not in _KNOWN:
+        raise TypeError(f"array must have a dtype among {names(_KNOWN)}, got {x.dtype}")
+    return OWN.upload(None, x.astype(native, copy=False))
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
@@ -60,7 +67,7 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        If `array` is no array on a GPU.
+        If `array` is no array on a GPU, or one with gaps of a dtype that npquant does not know.
 
     See Also
     --------
@@ -72,7 +79,10 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     """
     if not on_device(array):
         raise TypeError(f"array must be an array on a GPU, got {type(array).__name__}")
-    x = packed(device(array))
+    x = device(array)
+    if not (x.contiguous or x.dtype in _KNOWN):
+        raise TypeError(f"array must have a dtype among {names(_KNOWN)}, got {x.dtype} with gaps")
+    x = packed(x)
     y = np.empty(x.shape, x.dtype)
     if not x.size:
         return y
@@ -81,6 +91,6 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     else:
         target.make_ready()
         stream = x.stream()
-        target.checked(target.driver.cuMemcpyDtoHAsync(y.ctypes.data, x.pointer, y.nbytes, stream))
-        target.checked(target.driver.cuStreamSynchronize(stream))
+        target.drive(target.driver.cuMemcpyDtoHAsync, y.ctypes.data, x.pointer, y.nbytes, stream)
+        target.drive(target.driver.cuStreamSynchronize, stream)
     return y

@@ -14,9 +14,6 @@ INT32_END, INT64_END = np.float32(2.0**31), np.float32(2.0**63)
 
 INFINITY = np.float32(np.inf)
 
-#: Takes a float32 a step or two toward zero.
-STEP_BACK = np.float32(1 - 2.0**-23)
-
 #: Kernels alone call formulas, so no C wrapper is compiled for them; all are inlined, since a loop
 #: around a call is not vectorised.
 formula = register_jitable(no_cfunc_wrapper=True, forceinline=True)

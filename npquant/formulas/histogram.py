@@ -8,7 +8,7 @@ import numpy as np
 
 from npquant.formulas.base import INFINITY, clamp, formula
 from npquant.formulas.elementary import log
-from npquant.primitives import bits, floor, fma, key, like, rint, trunc, value, widen
+from npquant.primitives import bits, floating, floor, fma, key, like, rint, trunc, value, widen
 
 # --- histograms ---------------------------------------------------------------------------------
 #
@@ -52,7 +52,7 @@ def linear_bins(low: Any, high: Any, bins: Any) -> Any:
 def linear_bin(x: Any, p: Any) -> Any:
     """torch.histc: the bin of `x` among equal ones from low to high, each step rounded."""
     low, high, width, bins = p
-    v = like(np.float32(widen(x)), low)
+    v = like(np.float32(widen(floating(x))), low)  # of long integers rounded once
     last = bins - like(np.float32(1), bins)
     place = ((v - low) * bins) / width
     place = place if place < last else last
@@ -72,7 +72,7 @@ def doubling_bin(x: Any, p: Any) -> Any:
     Widths are powers of two, so nothing is rounded, and the bins of half the width nest in these.
     """
     inverse, bound, bins, half = p
-    v = np.float32(widen(x))
+    v = np.float32(widen(floating(x)))
     step = trunc(abs(v) * inverse)
     place = half + step if v >= np.float32(0) else half - np.float32(1) - step
     return np.int32(place if abs(v) < bound else bins)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npquant.formulas.base import STEP_BACK, clamp, formula
+from npquant.formulas.base import clamp, formula
 from npquant.formulas.fake_quantize import affine, affine_wide
 from npquant.primitives import (
     floating,
@@ -20,6 +20,9 @@ from npquant.primitives import (
     widen,
 )
 
+#: ``fma(z, NEXT, z)`` is the float32 next to `z`, away from zero: it adds half a step to one.
+NEXT = np.float32(2.0**-24 * (1 + 2.0**-23))
+
 
 @formula
 def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
@@ -30,9 +33,10 @@ def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
 
 @formula
 def nearest_inside(zero_point: Any, lo: Any, hi: Any) -> Any:
-    """The same, inside: a bound may be rounded to a float32 beyond it, and then it steps back."""
+    """The same, inside: where a bound is rounded to a float32 beyond it, the one next to that."""
     z = nearest(zero_point, lo, hi)
-    return z * STEP_BACK if z > hi or z < lo else z
+    inside = fma(z, NEXT if (z > hi) == (z < np.float32(0)) else -NEXT, z)
+    return inside if z > hi or z < lo else z
 
 
 @formula
@@ -58,11 +62,19 @@ def slopes_per_channel(x: Any, scale: Any, zero_point: Any, constants: Any, y: A
 
 
 @formula
-def slopes_per_tensor(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the learnable backward per tensor: the zero point is an integer, so in K."""
+def slopes_per_channel_nearest(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """The same, with the zero point of the forward."""
     lo, hi, _ = constants
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo)
+    return np.float32(1) / s, s, like(nearest_inside(zero_point, lo, hi), widen(item(x)))
+
+
+@formula
+def slopes_per_tensor_nearest(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Per tensor: the zero point, which is that of the forward, is an integer, so in K."""
+    lo, hi, _ = constants
+    s = np.float32(widen(scale))
+    return np.float32(1) / s, s, like(nearest_inside(zero_point, lo, hi), lo)
 
 
 @formula

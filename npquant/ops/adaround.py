@@ -726,13 +726,14 @@ def _qparams(x: Array, scale: Any, zero_point: Any, form: Form) -> tuple[Any, An
 def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
     """Scales in the precision of the computation."""
     double = x.dtype == dtypes.float64
+    integers: dtypes.DType = dtypes.float32
     if not shapes and on_device(scale):
-        shapes = checks.ONE
+        shapes, integers = checks.ONE, dtypes.float64
     if not shapes:
         return checks.scale_in(dtypes.compute(x.dtype), scale, kind=type(x))
     if not double:
         return checks.scales_float32(scale, "scale", shapes, x)
-    return arrays.cast(checks.scales(scale, "scale", shapes, x), x.dtype)
+    return arrays.cast(checks.scales(scale, "scale", shapes, x, integers), x.dtype)
 
 
 def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: int) -> Any:

@@ -166,6 +166,8 @@ def fast_dynamic(
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
             """Whose qparams are put into their order, some at a time."""
+            if not plain(x):
+                return None
             y, scale, zero_point = (
                 _empty(lying, target), _empty(results, scales), _empty(results, zero_points),
             )  # fmt: skip

@@ -407,6 +407,42 @@ def test_transfer():
             cuda.to_device(wrong)
     with pytest.raises(TypeError, match="array must be an array on a GPU"):
         cuda.to_host(np.ones(3))
+    swapped = np.arange(5, dtype=">f4")
+    assert_same(cuda.to_host(cuda.to_device(swapped)), swapped.astype("=f4"))
+    for wrong in (np.array([object()]), np.ones(3, np.complex64), np.array(["a"]), np.ones(2, "g")):
+        with pytest.raises(TypeError, match="array must have a dtype among bfloat16, bool"):
+            cuda.to_device(wrong)
+
+
+@pytest.mark.parametrize("scale", [2**24 + 1, 2**53 + 1, 3])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_integer_scales(scale, kind):
+    """They are the numbers that they would be on the host, also where float32 holds less."""
+    names = ("quantize_per_tensor", "fake_quantize_per_tensor_affine", "adaround_hard")
+    for name in (*names, "dequantize_per_tensor"):
+        kwargs = arguments(name, (6,)) | {"scale": np.array([scale], np.int64)}
+        if "axis" in kwargs:
+            kwargs |= {"axis": None, "zero_point": 1}
+        for key in ("input", "V"):
+            if key in kwargs and kwargs[key].dtype.kind == "f":
+                kwargs[key] = (kwargs[key] * (scale if key == "input" else 1)).astype(kind)
+        if name == "dequantize_per_tensor":
+            kwargs["out_dtype"] = kind
+        got = results(name, on_device(kwargs))
+        assert_same(to_host(got), results(name, kwargs), name)
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if "learnable_per_tensor" in n])
+def test_learned_numbers(name):
+    """A number is an array of one float32, wherever the data are and the other parameter is."""
+    for scale in (0.25, np.float32(0.3), np.array([0.3], np.float32)):
+        for zero_point in (2.5, np.float32(-1.5), 1e9):
+            kwargs = arguments(name, (6, 8)) | {"scale": scale, "zero_point": zero_point}
+            expected = results(name, kwargs)
+            there = on_device({k: v for k, v in kwargs.items() if k in DATA})
+            for also in ((), ("scale",), ("zero_point",)):
+                one = {k: given(np.atleast_1d(np.asarray(kwargs[k], np.float32))) for k in also}
+                assert_same(to_host(results(name, kwargs | there | one)), expected)
 
 
 MASK_SHAPES = [
