@@ -103,6 +103,11 @@ def native_order(dtype: DType) -> DType:
     return native
 
 
+def exact_codes(dtype: DType) -> int:
+    """Up to where the precision that data of `dtype` are computed in holds codes, either sign."""
+    return EXACT64 if dtype == float64 else EXACT32
+
+
 def target(dtype: Any, name: str = "dtype") -> DType:
     """`dtype` as one that can be quantized to."""
     try:
@@ -150,7 +155,7 @@ def compute(dtype: DType) -> DType:
 
 def precision(dtype: DType, lo: int, hi: int, z: int | float = 0) -> str:
     """The precision of codes: that of the input, while it holds them and their differences."""
-    exact = EXACT64 if dtype == float64 else EXACT32
+    exact = exact_codes(dtype)
     if lo < -exact or hi > exact or not -exact <= z <= exact:
         return "wide"
     return "float64" if dtype == float64 else "float32"

@@ -809,6 +809,22 @@ class CudaError(int):
     name = "CUDA_ERROR_X"
 
 
+def test_arrays_of_another_gpu(driven, cupy, monkeypatch):
+    """A kernel could not reach them, and the context would be lost; none is launched."""
+    monkeypatch.setattr(target, "several", lambda: True)
+    monkeypatch.setattr(target, "_devices", [1])
+    x, y = tensor(np.zeros(8, "f4")), CuPyArray((8,), np.dtype("f4"))
+    for ordinal in (0, 1):
+        x.get_device, y.device = (lambda n=ordinal: n), SimpleNamespace(id=ordinal)
+        for a in (x, y):
+            if ordinal:
+                assert arrays.device(a).owner is a
+                continue
+            with pytest.raises(ValueError, match=r"must be on GPU 1, .*, got one on GPU 0"):
+                nq.quantize_per_tensor(a, 0.5, 0, -8, 7, np.int8)
+    assert not driven.launches
+
+
 def test_state_that_shares_memory(driven):
     """Of arrays without gaps, wherever one begins in the other."""
     held = tensor(np.zeros(9, "f4")).held

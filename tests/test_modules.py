@@ -289,15 +289,18 @@ def test_what_spoils_float_zero_points_is_not_observed(wrong):
             again(data((4, 6), 2))
 
 
-def test_weights_that_are_no_numbers_leave_no_trace_where_none_are_rounded():
-    """They are needed all the same, to begin with."""
-    module = AdaroundFakeQuantizer()
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.nan, "x must be finite"), (3e38, "scale must be positive")]
+)
+def test_weights_that_are_no_numbers_leave_no_trace_where_none_are_rounded(value, message):
+    """They are needed all the same, to begin with; of one code a scale is twice the greatest."""
+    module = AdaroundFakeQuantizer(quant_min=-1, quant_max=0)
     module.disable_fake_quant()
-    with pytest.raises(ValueError, match="scale must be positive and finite"):
-        module(np.array([np.nan, 1], F32))
+    with pytest.raises(ValueError, match=message):
+        module(np.array([value, 1], F32))
     x = data((4, 6))
     assert_same(module(x), x)
-    fresh = AdaroundFakeQuantizer()
+    fresh = AdaroundFakeQuantizer(quant_min=-1, quant_max=0)
     fresh.disable_fake_quant()
     fresh(x)
     same_state(module, fresh)
@@ -353,9 +356,14 @@ def test_an_estimate_that_is_no_scale_is_not_kept(init):
 
 
 @pytest.mark.parametrize(
-    "kernel", ["minmax", "double_range", "count_doubling", "count_linear", "respread"]
-)
-def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, kernel):
+    ("place", "kernel"),
+    [
+        (cpu, "minmax"), (cpu, "count_doubling"), (cpu, "count_linear"),
+        (npq.observers.counting, "double_range"), (npq.observers.histogram, "respread"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)  # fmt: skip
+def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, place, kernel):
     """It is raised when the kernel that runs has ended."""
 
     def interrupted(*args, **kwargs):
@@ -369,8 +377,8 @@ def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, kernel):
         before = {key: np.copy(value) for key, value in observer.state_dict().items()}
         held = [array for name in observer._names() if (array := observer._get(name)) is not None]
         with monkeypatch.context() as patch:
-            run = getattr(cpu, kernel)
-            patch.setattr(cpu, kernel, interrupted)
+            run = getattr(place, kernel)
+            patch.setattr(place, kernel, interrupted)
             try:
                 observer(data((4, 6), 1) * 5)
             except KeyboardInterrupt:

@@ -54,7 +54,7 @@ def adaround_precision(lo: int, hi: int, dtype: DType) -> str:
     """The precision of AdaRound's codes, which is that of the input and must hold them."""
     name = dtypes.precision(dtype, lo, hi)
     if name == "wide":
-        exact = dtypes.EXACT64 if dtype == dtypes.float64 else dtypes.EXACT32
+        exact = dtypes.exact_codes(dtype)
         raise ValueError(
             f"quant_min and quant_max must lie within {-exact}..{exact} for {dtype}, got {lo}..{hi}"
         )

@@ -76,13 +76,8 @@ def parts(
     if all(map(plain, arrays)):
         arrays = tuple([a.reshape(channels, inner) for a in arrays])
     shape, order = arrays[0].shape, rows_in_memory(granularity, arrays[-1])
-    last, unit, grid = len(shape) - 1, 1, shape
-    if inner <= shape[-1]:  # groups of the last axis
-        grid, unit = (*shape[:-1], shape[-1] // inner), inner
-    else:
-        while prod(shape[len(grid) - 1 :]) <= inner:
-            grid = grid[:-1]
-    lengths = grid
+    last, unit = len(shape) - 1, inner
+    lengths = grid = (*shape[:-1], shape[-1] // inner)  # tokens, or groups of the last axis
     if order is not None:
         arrays = tuple([a.transpose(order) for a in arrays])
         lengths = tuple([grid[i] for i in order])

@@ -215,6 +215,8 @@ class Torch(Library):
         if value.is_neg():
             raise ValueError("a tensor must hold its values, got one that PyTorch negates when it "
                              "is read: take its resolve_neg()")  # fmt: skip
+        if target.several():
+            target.on_gpu(value.get_device())
         a = DeviceArray.__new__(DeviceArray)
         return a._is(value, self, value.data_ptr(), lying)
 
@@ -255,6 +257,8 @@ class CuPy(Library):
         self._cupy = cupy
 
     def describe(self, value: Any) -> DeviceArray:
+        if target.several():
+            target.on_gpu(value.device.id)
         return DeviceArray(value, self, value.data.ptr, value.shape, value.dtype, value.strides)
 
     def address(self, value: Any) -> int:

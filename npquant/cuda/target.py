@@ -13,7 +13,7 @@ import types as python_types
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from struct import Struct
 from struct import error as StructError
 from typing import Any
@@ -103,6 +103,23 @@ def make_ready() -> None:
     if not _devices:
         _devices.append(context.device.id)
     _thread.ready = True
+
+
+@cache
+def several() -> bool:
+    """Whether there are other GPUs than the one of this process."""
+    return not SIMULATED and cuda.is_available() and len(cuda.gpus) > 1
+
+
+def on_gpu(found: int) -> None:
+    """Refuse an array on another GPU than that of this process, whose kernels cannot reach it."""
+    make_ready()
+    (ours,) = _devices
+    if found != ours:
+        raise ValueError(
+            f"a device array must be on GPU {ours}, where this process computes, got one on GPU "
+            f"{found}"
+        )
 
 
 def pointer(dtype: Any) -> types.Type:

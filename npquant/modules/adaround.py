@@ -152,20 +152,14 @@ class AdaroundFakeQuantizer(FakeQuantize):
         enabled, observing = self._on("fake_quant_enabled"), self._on("observer_enabled")
         if enabled or observing:  # before anything is observed
             checks.adaround_precision(self.quant_min, self.quant_max, data.dtype)
+        first = not self._decided and (enabled or observing)
         if self._decided:
             self._check_shape(data)
-        observer = vars(self.activation_post_process)
-        before, seen_before = vars(self).copy(), observer.copy()
+        elif first and isinstance(data, np.ndarray):  # on a GPU nobody looks
+            checks.finite_array(data, "x")  # observers of counts would leave infinities out
         if observing:
             self._observe(data)
-        if not self._decided and (enabled or observing):
-            if isinstance(data, np.ndarray):  # on a GPU nobody looks
-                try:
-                    checks.finite_array(data, "x")
-                except ValueError:  # an observer of counts has let it pass
-                    vars(self).update(before)
-                    observer.update(seen_before)
-                    raise
+        if first:
             scale = beside(data, self.scale)
             self.V.value = nq.adaround_init(value_of(x), scale, **self._where())
         if not enabled:

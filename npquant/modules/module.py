@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from npquant.arrays import copy as copied
 from npquant.arrays import kind, on_host
 from npquant.autograd import Parameter, call
 from npquant.dtypes import names
@@ -204,6 +205,17 @@ class Module:
     def __copy__(self) -> Self:
         """Copy the state too: two modules never share it."""
         return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy what is on a GPU there: Numba's arrays cannot be copied as other objects are."""
+        for _, module, name in self._state(""):
+            value = module._get(name)
+            if on_device(value):
+                memo[id(value)] = copied(value)
+        other = object.__new__(type(self))
+        memo[id(self)] = other
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return other
 
     @takes_state
     def __setstate__(self, state: Any) -> None:

@@ -684,7 +684,7 @@ def _plan(
         checks.bounds_of(quant_min, quant_max, target, kind)
     lo, hi = checks.bounds(quant_min, quant_max, kind)
     if ArraySpec in (type(quant_min), type(quant_max)):  # those that are not known are right
-        exact = dtypes.EXACT64 if dtype == dtypes.float64 else dtypes.EXACT32
+        exact = dtypes.exact_codes(dtype)
         lo = -exact if type(quant_min) is ArraySpec else lo
         hi = exact if type(quant_max) is ArraySpec else hi
     name = checks.adaround_precision(lo, hi, dtype)

@@ -1,5 +1,8 @@
 """Tape, optimizers and modules on arrays on a GPU: the CPU's bits, and nothing goes to the host."""
 
+from copy import copy as shallow
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
@@ -220,6 +223,52 @@ def test_counting_observers(make, monkeypatch):
         with pytest.warns(UserWarning, match="infinities"):
             observer(x)
     assert_same(tuple(ours.state_dict().values()), tuple(theirs.state_dict().values()))
+
+
+@pytest.mark.parametrize("how", [shallow, deepcopy])
+def test_copies_of_what_is_on_a_gpu(how, monkeypatch):
+    """Numba's arrays cannot be copied as other objects are, so they are copied there."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)  # by the check of a state
+    make = lambda: FakeQuantize(PerChannelMinMaxObserver, -8, 7, dtype=np.int8)
+    ours, theirs = make(), make()
+    ours(cuda.to_device(BATCHES[0])), theirs(BATCHES[0])
+
+    def refuse(self, memo):
+        raise TypeError("a handle of the driver")
+
+    monkeypatch.setattr(type(ours.scale), "__deepcopy__", refuse, raising=False)
+    other = how(ours)
+    ours(cuda.to_device(9 * BATCHES[1]))
+    same([other(cuda.to_device(BATCHES[2]))], [theirs(BATCHES[2])])
+    observers = other.activation_post_process, theirs.activation_post_process
+    same(*([o.min_val, o.max_val] for o in observers))
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+def test_a_state_that_comes_back(name, monkeypatch):
+    """What was seen on a GPU goes on in NumPy with NumPy's data, and merges with it."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs = OBSERVERS[name](), OBSERVERS[name]()
+    ours(cuda.to_device(BATCHES[0])), theirs(BATCHES[0])
+    for observer in (ours, theirs):
+        observer(BATCHES[1])
+    assert type(ours.min_val) is np.ndarray
+    assert_same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+    if "moving" not in name:
+        there = OBSERVERS[name]()
+        there(cuda.to_device(BATCHES[2]))
+        ours.merge(there)
+        theirs(BATCHES[2])
+        assert_same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_that_comes_back(name, monkeypatch):
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs = MODULES[name](), MODULES[name]()
+    same([ours(cuda.to_device(BATCHES[0]))], [theirs(BATCHES[0])])
+    for x in BATCHES[:2]:
+        assert_same(ours(x), theirs(x))
 
 
 def test_fake_quantize_of_a_histogram(monkeypatch):
