@@ -21,9 +21,10 @@ from calls import (
     results_the_long_way,
 )
 from cases import assert_same
-from npquant import backend, cpu, dtypes
+from npquant import backend, dtypes
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, sums, target
+from npquant.cpu.metrics import total
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_choice, fast_path
 
@@ -284,8 +285,8 @@ def test_small_arrays_of_ops_that_ask_for_a_backend(name, monkeypatch):
 def test_small_sums_are_in_c_order(how):
     """Of numbers whose sum in another order has other bits."""
     x = LYING[how](np.random.default_rng(0).normal(size=(40, 24)))
-    assert cpu.metrics.total((x,)) == cpu.metrics.total((np.ascontiguousarray(x),))
-    assert how not in DENSE or cpu.metrics.total((x,)) != cpu.metrics.total((x.ravel("K"),))
+    assert total((x,)) == total((np.ascontiguousarray(x),))
+    assert how not in DENSE or total((x,)) != total((x.ravel("K"),))
 
 
 def key_of(name):

@@ -11,6 +11,7 @@ import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
 from npquant import cpu
 from npquant.cpu.channels import ROOM, channel_pieces
+from npquant.cpu.metrics import total_magnitude
 from npquant.cpu.walk import PIECE, pieces
 from npquant.layout import per_channel
 from npquant.modules import MSEObserver
@@ -336,4 +337,4 @@ def test_ranges_counts_and_sums_of_many_elements(halves):
         place % PERIOD == 0 for place in (N - 1, 2**31 + 1)
     )
     x[:] = 0.5
-    assert cpu.metrics.total_magnitude((x,)) == N / 2
+    assert total_magnitude((x,)) == N / 2

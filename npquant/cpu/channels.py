@@ -96,6 +96,25 @@ def parts(
         yield part, [a[part.data] for a in arrays]
 
 
+def leading(shape: tuple[int, ...], rows: int, most: int) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Where parts of an array of so many rows are, no more than `most`, in order, and of how many.
+
+    A row is whole last axes.
+    """
+    axis, each = 0, rows
+    while each > most:
+        each //= shape[axis]
+        axis += 1
+    if axis == 0:
+        yield (), rows
+        return
+    step = most // each
+    for place in np.ndindex(shape[: axis - 1]):
+        for a in range(0, shape[axis - 1], step):
+            z = min(a + step, shape[axis - 1])
+            yield (*place, slice(a, z)), (z - a) * each
+
+
 def as_they_lie(
     granularity: Granularity, x: Array
 ) -> tuple[Layout | Spans | None, tuple[int, ...] | None]:

@@ -10,7 +10,7 @@ and threads do not change a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -23,6 +23,7 @@ from npquant.cpu.channels import (
     Way,
     channel_pieces,
     last_axes_joined,
+    leading,
     parts,
     views_in_boxes,
     way_of,
@@ -276,7 +277,7 @@ class Gradients:
         # Of a part the sums of whole groups are added; those of the rest wait for the next one.
         room = np.zeros((2, min(count, ROWS // 2) + GROUP))
         waiting = done = 0
-        for part, m in _leading(x.shape, count, ROWS // 2):
+        for part, m in leading(x.shape, count, ROWS // 2):
             kept = waiting + m
             self(Granularity(m, inner, None), grad[part], x[part], scale.repeat(m),
                  zero_point.repeat(m), constants, code, y[part],
@@ -338,25 +339,6 @@ class Gradients:
             block = min(BLOCK, channels, max(1, GRAIN // inner)) if inner < TILE else 1
             kernel = self._runs
         return kernel, -(-channels // block) * tiles, block, inner
-
-
-def _leading(shape: tuple[int, ...], rows: int, most: int) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Where parts of an array of so many rows are, no more than `most`, in order, and of how many.
-
-    A row is whole last axes.
-    """
-    axis, each = 0, rows
-    while each > most:
-        each //= shape[axis]
-        axis += 1
-    if axis == 0:
-        yield (), rows
-        return
-    step = most // each
-    for place in np.ndindex(shape[: axis - 1]):
-        for a in range(0, shape[axis - 1], step):
-            z = min(a + step, shape[axis - 1])
-            yield (*place, slice(a, z)), (z - a) * each
 
 
 def _gradients_signature(x: Any, scale: Any, zero_point: Any, code: Any) -> Types:

@@ -14,6 +14,7 @@ import numpy as np
 
 from npquant import checks, cpu, dtypes
 from npquant.cpu import dynamic, strided
+from npquant.cpu.channels import leading
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
 from npquant.cpu.qparams import MANY, TOGETHER, few
@@ -155,14 +156,7 @@ def fast_dynamic(
     def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
         if order[-1] != len(order) - 1:  # rows are torn apart
             return None if n <= PIECE else no_fast_path
-        most, axes = max(1, MANY // 2), range(len(lying) - 1)
-        axis = next(i for i in axes if prod(lying[i + 1 : -1]) <= most)
-        step = most // prod(lying[axis + 1 : -1])
-        parts = [
-            (*place, slice(a, min(a + step, lying[axis])))
-            for place in np.ndindex(lying[:axis])
-            for a in range(0, lying[axis], step)
-        ]
+        parts = [some for some, _ in leading(lying, prod(lying[:-1]), max(1, MANY // 2))]
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
             """Whose qparams are put into their order, some at a time."""

@@ -8,6 +8,7 @@ chooses qparams see fast_choice.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -247,34 +248,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
     known = frozenset(kinds)
     entries = Entries(lambda given: run.serial[key(given)] if given in known else None)
 
-    def turned(lying: tuple[int, ...], order: Order) -> FastPath | None:
-        cut = granularity.layout(shape, order)
-        there = form._replace(shape=lying, past=False)
-        if cut is not None:
-            return fast_path(kind, there._replace(granularity=Granularity(*cut, None)))
-        spans = granularity.spans(shape, order)
-        if spans is None or not in_one_part(spans):
-            return None
-        outer, run, beside = spans
-        channels, inner, repeats = (outer, run, 0) if beside == 1 else (beside, 1, run)
-        there = there._replace(
-            granularity=Granularity(channels, inner, None),
-            repeats=repeats,
-            shapes=((outer * beside,),),
-        )
-        at_once, grid = fast_path(kind, there), (*shape[:-1], shape[-1] // run)
-
-        def in_memory(
-            x: Any, scale: Any, zero_point: Any, out: Array | None = None
-        ) -> tuple[Array, Any] | None:
-            """With qparams of rows in the order of these."""
-            if not _both_plain(scale, zero_point, shapes):
-                return None
-            s, z = (q.reshape(grid).transpose(order).reshape(-1) for q in (scale, zero_point))
-            return at_once(x, s, z, out)
-
-        return in_memory
-
+    turned = partial(_turned, kind, form)
     with_gaps = Entries(lambda strides: _with_gaps(form, (lo, hi, nan), strides))
     in_order = Entries(lambda order: turned(tuple([shape[i] for i in order]), order))
 
@@ -361,6 +335,37 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         call, shape, read.itemsize, 2, turned, place if several else None
     )
     return call
+
+
+def _turned(kind: type, form: Form, lying: tuple[int, ...], order: Order) -> FastPath | None:
+    """A fast path of dense data whose axes lie in another order: of the view where they do not."""
+    granularity, shape, shapes = form.granularity, form.shape, form.shapes
+    cut = granularity.layout(shape, order)
+    there = form._replace(shape=lying, past=False)
+    if cut is not None:
+        return fast_path(kind, there._replace(granularity=Granularity(*cut, None)))
+    spans = granularity.spans(shape, order)
+    if spans is None or not in_one_part(spans):
+        return None
+    outer, run, beside = spans
+    channels, inner, repeats = (outer, run, 0) if beside == 1 else (beside, 1, run)
+    there = there._replace(
+        granularity=Granularity(channels, inner, None),
+        repeats=repeats,
+        shapes=((outer * beside,),),
+    )
+    at_once, grid = fast_path(kind, there), (*shape[:-1], shape[-1] // run)
+
+    def in_memory(
+        x: Any, scale: Any, zero_point: Any, out: Array | None = None
+    ) -> tuple[Array, Any] | None:
+        """With qparams of rows in the order of these."""
+        if not _both_plain(scale, zero_point, shapes):
+            return None
+        s, z = (q.reshape(grid).transpose(order).reshape(-1) for q in (scale, zero_point))
+        return at_once(x, s, z, out)
+
+    return in_memory
 
 
 def _with_gaps(form: Form, constants: tuple[Any, Any, Any], strides: Any) -> FastPath | None:

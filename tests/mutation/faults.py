@@ -1363,7 +1363,7 @@ FAULTS = (
           "room[:, kept : (groups + 1) * GROUP] = 0",
           "pass",
           "the last group of rows, filled up with others", ROWS_IN_PARTS),
-    Fault("cpu/sums.py",
+    Fault("cpu/channels.py",
           "yield (*place, slice(a, z)), (z - a) * each",
           "yield (*place, slice(0, z - a)), (z - a) * each",
           "rows of a tensor that are the first ones again", ROWS_IN_PARTS),
