@@ -809,6 +809,26 @@ class CudaError(int):
     name = "CUDA_ERROR_X"
 
 
+def test_sparse_tensors(torch):
+    """What PyTorch raises of their strides says nothing of the argument."""
+    x = Tensor(np.ones(3, np.float32), torch.float32)
+    x.layout = "torch.sparse_coo"
+
+    def stride():
+        raise RuntimeError("sparse tensors do not have strides")
+
+    x.stride = stride
+    with pytest.raises(TypeError, match=r"must be strided, got one that is torch\.sparse_coo"):
+        nq.quantize_per_tensor(x, 0.1, 0, -128, 127, np.int8)
+
+
+@pytest.mark.parametrize(("gpus", "there"), [(1, True), (2, True), (2, False)])
+def test_other_gpus(monkeypatch, gpus, there):
+    numba = SimpleNamespace(is_available=lambda: there, gpus=range(gpus))
+    monkeypatch.setattr(target, "cuda", numba)
+    assert target.several.__wrapped__() == (gpus > 1 and there)
+
+
 def test_arrays_of_another_gpu(driven, cupy, monkeypatch):
     """A kernel could not reach them, and the context would be lost; none is launched."""
     monkeypatch.setattr(target, "several", lambda: True)

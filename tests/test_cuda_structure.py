@@ -295,7 +295,7 @@ def test_code(name, cc, launches):
 #: Generations before those and between them.
 OTHERS = (7, 5), (8, 0), (10, 0)
 SOME = ("quantize_per_channel", "fake_quantize_per_tensor", "learnable_gradients_per_tensor",
-        "minmax", "adaround_soft", "total", "adam", "count_doubling", "clip_mse")  # fmt: skip
+        "minmax", "adaround_soft", "adaround_regularizer", "adam", "count_doubling")  # fmt: skip
 
 
 @pytest.mark.parametrize("cc", OTHERS, ids="{0[0]}.{0[1]}".format)

@@ -27,7 +27,7 @@ Function = Callable[..., Any]
 OPTIONS = {"zero_point_rounding": ZERO_POINT_ROUNDINGS}
 #: What the learnable ops have gradients of; in other ops the qparams have none.
 LEARNED = "input", "scale", "zero_point"
-QPARAMS = frozenset(LEARNED[1:])
+QPARAMS = frozenset({"scale", "zero_point", "scales", "zero_points"})
 
 
 class Rule(NamedTuple):

@@ -1,4 +1,4 @@
-"""The CUDA backend: every kernel of the CPU, for arrays on a GPU."""
+"""The CUDA backend: the kernels that ops ask for, for arrays on a GPU."""
 
 from npquant import cpu
 from npquant.cuda.adaround import (

@@ -114,7 +114,7 @@ def several() -> bool:
 def on_gpu(found: int) -> None:
     """Refuse an array on another GPU than that of this process, whose kernels cannot reach it."""
     make_ready()
-    (ours,) = _devices
+    ours = _devices[0]
     if found != ours:
         raise ValueError(
             f"a device array must be on GPU {ours}, where this process computes, got one on GPU "
@@ -399,7 +399,9 @@ __all__ = [
     "cuda",
     "drive",
     "make_ready",
+    "on_gpu",
     "pointer",
+    "several",
     "sizes",
 ]
 if not SIMULATED:

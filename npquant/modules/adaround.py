@@ -175,12 +175,12 @@ class AdaroundFakeQuantizer(FakeQuantize):
         super()._observe(x)
 
     def _check_shape(self, x: Array) -> None:
-        self.V.value = beside(x, self.V.value)
         shape, dtype = kind(self.V.value)
         if x.shape != shape:
             raise ValueError(f"x must have the shape of V, {shape}, got {x.shape}")
         if dtype != dtypes.compute(x.dtype):
             raise TypeError(f"x must have the precision of V, {dtype}, got {x.dtype}")
+        self.V.value = beside(x, self.V.value)
 
     @property
     def _uses_qparams(self) -> bool:

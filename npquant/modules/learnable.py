@@ -418,9 +418,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _chosen(self, x: Array) -> tuple[Array, Array]:
         """Scale and zero point by the rule that `init` names."""
         if self.init == "lsq":
-            return self._lsq(self._channels(x)), self._zero_point()
+            return self._lsq(self._channels(x)), beside(x, self._zero_point())
         if self._symmetric:
-            return self._lsq_plus(self._channels(x)), self._zero_point()
+            return self._lsq_plus(self._channels(x)), beside(x, self._zero_point())
         return self._least_error(x)
 
     def _rows(self, x: Array) -> Array:

@@ -208,9 +208,10 @@ class Module:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy what is on a GPU there: Numba's arrays cannot be copied as other objects are."""
-        for _, module, name in self._state(""):
-            value = module._get(name)
-            if on_device(value):
+        for name in self._names():
+            held: Any = self.__dict__.get(name)
+            value = held.value if name in self._parameters else held
+            if id(value) not in memo and on_device(value):
                 memo[id(value)] = copied(value)
         other = object.__new__(type(self))
         memo[id(self)] = other

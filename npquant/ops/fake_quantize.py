@@ -87,7 +87,7 @@ def fake_quantize_per_tensor_affine(
 
     The affine scheme is that of [1]_.
 
-    Departures from PyTorch: D1, D10, D11, D13; see docs/departures.md.
+    Departures from PyTorch: D1, D10, D11, D13, D19; see docs/departures.md.
 
     References
     ----------
@@ -266,7 +266,7 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
 
     The zero point is truncated and not held against the bounds, as in PyTorch.
 
-    Departures from PyTorch: D1, D10, D13, D19; see docs/departures.md.
+    Departures from PyTorch: D1, D10, D13; see docs/departures.md.
 
     Examples
     --------

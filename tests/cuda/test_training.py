@@ -225,11 +225,15 @@ def test_counting_observers(make, monkeypatch):
     assert_same(tuple(ours.state_dict().values()), tuple(theirs.state_dict().values()))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda: FakeQuantize(PerChannelMinMaxObserver, -8, 7, dtype=np.int8), AdaroundFakeQuantizer],
+    ids=["buffers", "parameters"],
+)
 @pytest.mark.parametrize("how", [shallow, deepcopy])
-def test_copies_of_what_is_on_a_gpu(how, monkeypatch):
+def test_copies_of_what_is_on_a_gpu(how, make, monkeypatch):
     """Numba's arrays cannot be copied as other objects are, so they are copied there."""
     monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)  # by the check of a state
-    make = lambda: FakeQuantize(PerChannelMinMaxObserver, -8, 7, dtype=np.int8)
     ours, theirs = make(), make()
     ours(cuda.to_device(BATCHES[0])), theirs(BATCHES[0])
 
@@ -238,8 +242,11 @@ def test_copies_of_what_is_on_a_gpu(how, monkeypatch):
 
     monkeypatch.setattr(type(ours.scale), "__deepcopy__", refuse, raising=False)
     other = how(ours)
-    ours(cuda.to_device(9 * BATCHES[1]))
-    same([other(cuda.to_device(BATCHES[2]))], [theirs(BATCHES[2])])
+    for name in ours._parameters:  # which a step writes to
+        value = getattr(ours, name).value
+        SGD([value], 1.0).step([cuda.to_device(np.ones(value.shape, np.float32))])
+    ours(cuda.to_device(9 * BATCHES[0]))
+    same([other(cuda.to_device(BATCHES[0]))], [theirs(BATCHES[0])])
     observers = other.activation_post_process, theirs.activation_post_process
     same(*([o.min_val, o.max_val] for o in observers))
 
@@ -260,6 +267,22 @@ def test_a_state_that_comes_back(name, monkeypatch):
         ours.merge(there)
         theirs(BATCHES[2])
         assert_same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+
+
+@pytest.mark.parametrize("init", ["lsq", "lsq+", "observer"])
+@pytest.mark.parametrize("scheme", ["symmetric", "affine"])
+def test_a_learned_start_after_a_gpu(init, scheme, monkeypatch):
+    """The scale is started anew with NumPy's data, and the zero point comes back with it."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    make = lambda: LearnableFakeQuantize(
+        MinMaxObserver, -8, 7, dtype=np.int8, qscheme=f"per_tensor_{scheme}", init=init
+    )
+    ours, theirs = make(), make()
+    for module, bring in ((ours, cuda.to_device), (theirs, np.copy)):
+        module.enable_static_estimate()(BATCHES[0])
+        module.enable_param_learning()(bring(BATCHES[1]))
+        module.enable_static_estimate()
+    assert_same(ours(BATCHES[2]), theirs(BATCHES[2]))
 
 
 @pytest.mark.parametrize("name", MODULES)
