@@ -311,22 +311,32 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
 
     They are looked at, so they come to NumPy.
     """
-    least, greatest = map(on_host, extremes(granularity, x))
+    least, greatest = in_numpy(*extremes(granularity, x))
     if np.isnan(least).any():
         raise ValueError("x must not have a NaN, which has no bin")
     if np.isinf(least).any() or np.isinf(greatest).any():
         warnings.warn("x has infinities, which are not observed", stacklevel=5)
-        least, greatest = map(on_host, kept(*backend.of(x).minmax_finite(granularity, x)))
+        return in_numpy(*kept(*backend.of(x).minmax_finite(granularity, x)))
     return least, greatest
+
+
+def in_numpy(least: Array, greatest: Array) -> tuple[Array, Array]:
+    """The same in NumPy: copies, where they are on a GPU."""
+    if isinstance(least, np.ndarray):
+        return least, greatest
+    return on_host(least), on_host(greatest)
 
 
 def counted(
     count: str, granularity: Granularity, x: Array, low: Array, high: Array, counts: Array
 ) -> None:
     """Let the backend of `x` count it by the kernel of this name, and add to `counts`, of NumPy."""
-    there = beside(x, counts if isinstance(x, np.ndarray) else np.zeros_like(counts))
-    getattr(backend.of(x), count)(granularity, x, beside(x, low), beside(x, high), there)
-    if there is not counts:
+    run = getattr(backend.of(x), count)
+    if isinstance(x, np.ndarray):
+        run(granularity, x, low, high, counts)
+    else:
+        there = beside(x, np.zeros_like(counts))
+        run(granularity, x, beside(x, low), beside(x, high), there)
         counts += on_host(there)
 
 
