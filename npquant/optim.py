@@ -100,8 +100,13 @@ class _Optimizer(ABC):
         # All memory first: where there is none, nothing has been updated.
         states = [self._state[i] or self._begun(value) for i, value, _ in pairs]
         for (i, value, gradient), state in zip(pairs, states, strict=True):
-            self._update(state, value, gradient)
-            self._state[i] = state
+            before = self._state[i] and {**state}
+            self._state[i] = state  # at once: an interrupt is raised when the kernel has ended
+            try:
+                self._update(state, value, gradient)
+            except Exception:
+                self._state[i] = before
+                raise
 
     @abstractmethod
     def _begun(self, value: Array) -> dict[str, Any]:
@@ -422,10 +427,10 @@ class Adam(_Optimizer):
         step = -(self.lr / (1 - beta1**count))
         root = (1 - beta2**count) ** 0.5
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
+        state["step"] = count
         backend.of(value).adam(
             gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)
         )
-        state["step"] = count
 
 
 def _listed(values: Any, name: str, of: str) -> list[Any]:

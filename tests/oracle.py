@@ -763,8 +763,7 @@ def learnable_terms(
         z = np.trunc(_clamp(z + F32(0.5), F32(quant_min), F32(quant_max)))
     else:
         z = _nearest(z, quant_min, quant_max)
-        z = z if zero_point_rounding == "pytorch" else _inside(z, quant_min, quant_max)
-    z = z.astype(c)
+    z = _inside(z, quant_min, quant_max).astype(c)
     if zero_point_rounding == "pytorch":
         q = add_then_round(rows, inverse, z)
     else:

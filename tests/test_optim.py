@@ -4,6 +4,7 @@ PyTorch's bits are for tests/peers/test_pytorch_optim.py.
 """
 
 import pickle
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -160,6 +161,30 @@ def test_a_step_that_fails_is_not_counted(monkeypatch):
                 optimizer.step([np.ones(3, F32)])
         assert pickle.dumps(optimizer.state_dict()) == pickle.dumps(before)
         optimizer.load_state_dict(before)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(("rule", "kernel"), [("adam", "adam"), ("sgd, momentum", "sgd_momentum")])
+def test_an_interrupted_step_is_counted(monkeypatch, rule, kernel, steps):
+    """It is raised when the kernel has ended, and the next step goes on from there."""
+    make = MAKE["adam"] if rule == "adam" else lambda p: SGD(p, lr=0.1, momentum=0.9)
+    (one, other), run = (np.ones(3, F32) for _ in range(2)), getattr(cpu, kernel)
+    ours, theirs = make([one]), make([other])
+    gradients = [np.array([1, -2, 0.5], F32) * k for k in (1, 3, -2)]
+
+    def interrupted(*args):
+        run(*args)
+        raise KeyboardInterrupt
+
+    for k, g in enumerate(gradients):
+        theirs.step([g])
+        with monkeypatch.context() as patch:
+            if k == steps:
+                patch.setattr(cpu, kernel, interrupted)
+            with pytest.raises(KeyboardInterrupt) if k == steps else nullcontext():
+                ours.step([g])
+    assert_same(one, other)
+    assert pickle.dumps(ours.state_dict()) == pickle.dumps(theirs.state_dict())
 
 
 @by_rule

@@ -776,3 +776,22 @@ def test_arguments_are_not_written_to():
         array.flags.writeable = False
     got = optimize_rounding(Linear(w, b, ag.relu), per_channel(w), x, **QUICK)
     assert not any(np.shares_memory(got.weight, a) for a in (x, w, b))
+
+
+def test_a_weight_that_no_input_reaches():
+    """Its outputs are 0; what is rounded of them is no negative square."""
+    rng = np.random.default_rng(0)
+    w = np.cross(rng.normal(size=3), rng.normal(size=3))[None].astype(F32)
+    u = np.cross(w[0].astype(np.float64), rng.normal(size=3))
+    gram = np.outer(u, u)
+    assert np.vdot(w[0] @ gram, w[0].astype(np.float64)) < 0
+    got = optimize_rounding(Linear(w), per_tensor(w), Gram(gram), **QUICK)
+    assert np.isfinite(got.report.loss_adaround)
+
+
+def test_rows_held_out_that_overflow():
+    x = np.ones((9, 2), F32)
+    x[4] = 3e38
+    layer, grid = Linear(np.ones((1, 2), F32)), Grid(0.7, 0, -8, 7)
+    with pytest.raises(ValueError, match=r"held_out must be of rows of which layers\[0\] gives"):
+        optimize_rounding(layer, grid, x, held_out=np.array([4]), **QUICK)

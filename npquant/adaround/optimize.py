@@ -309,7 +309,8 @@ class _Rows:
         # Without an activation, the bias is on both sides.
         self.layer = layer if layer.activation is not None else replace(layer, bias=None)
         self.x = x
-        self.target = outputs(self.layer, f)
+        with np.errstate(over="ignore", invalid="ignore"):  # of what is refused
+            self.target = outputs(self.layer, f)
         self.power = dot((self.target, self.target)) / self.target.size or 1.0
         with np.errstate(over="ignore", under="ignore"):
             self.share = np.array(layer.weight.size / self.power, np.float32)
@@ -320,6 +321,14 @@ class _Rows:
         if not (limits.tiny <= self.share <= limits.max and self.power <= limits.max):
             raise ValueError(
                 f"{name} must give outputs whose mean square is within float32, got {self.power}"
+            )
+
+    def check_held_out(self, name: str) -> None:
+        """The same of rows that only judge, whose outputs may all be 0."""
+        if not self.power <= np.finfo(np.float32).max:
+            raise ValueError(
+                f"held_out must be of rows of which {name} gives outputs whose mean square is "
+                f"within float32, got {self.power}"
             )
 
     def error(self, weight: Array) -> float:
@@ -407,12 +416,14 @@ class _Moments:
         w = weight.astype(np.float64)
         rest = np.vdot(w @ (g - cross - cross.T + floats), w)
         power = np.vdot(w @ floats, w)
-        if power < 0:
+        # Each of its products is rounded, and so is each sum of them, of at most so many.
+        sums, size = w.size + len(g), np.vdot(np.abs(w) @ np.abs(floats), np.abs(w))
+        if power < -sums * np.finfo(np.float64).eps * size:
             raise ValueError(
                 f"{name} must be sums of products of inputs, which have no negative eigenvalue; "
                 f"got outputs whose mean square is {power}"
             )
-        found = cls(weight, g[None], (g - cross.T)[None], float(rest), float(power))
+        found = cls(weight, g[None], (g - cross.T)[None], float(rest), max(0.0, float(power)))
         found.check(name, bool(g.any()))
         return found
 
@@ -462,6 +473,7 @@ def _from_rows(
         rows = _Rows(layer, x[:n], f[:n])
         rows.check(name)
         judge = _Rows(layer, x[n:], f[n:]) if n < len(x) else rows
+        judge.check_held_out(name)
         objective: _Objective = rows
         if options.gram and layer.activation is None:
             objective = _Moments.of_rows(rows, rows.x if x is f else f[:n], name)

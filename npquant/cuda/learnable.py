@@ -36,5 +36,5 @@ _LAST = f.gradients_zero_last, f.gradients_zero_last_wide
 #: PyTorch's per-tensor and per-channel backward differ; the nearest ones agree with the forward.
 learnable_gradients_per_tensor = _gradients(f.slopes_truncated, *_FIRST)
 learnable_gradients_per_channel = _gradients(f.slopes_per_channel, *_FIRST)
-learnable_gradients_per_tensor_nearest = _gradients(f.slopes_per_tensor_nearest, *_LAST)
-learnable_gradients_per_channel_nearest = _gradients(f.slopes_per_channel_nearest, *_LAST)
+learnable_gradients_per_tensor_nearest = _gradients(f.slopes_per_tensor, *_LAST)
+learnable_gradients_per_channel_nearest = _gradients(f.slopes_per_channel, *_LAST)

@@ -25,32 +25,31 @@ NEXT = np.float32(2.0**-24 * (1 + 2.0**-23))
 
 
 @formula
-def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
-    """A learned zero point in float32: rounded to the nearest, clamped to the bounds."""
-    z = rint(np.float32(widen(floating(zero_point))))
-    return clamp(z, np.float32(lo), np.float32(hi))
+def inside(z: Any, lo: Any, hi: Any) -> Any:
+    """`z`, clamped in float32: where a bound is rounded to one beyond it, the one next to that."""
+    back = fma(z, NEXT if (z > hi) == (z < np.float32(0)) else -NEXT, z)
+    return back if z > hi or z < lo else z
 
 
 @formula
-def nearest_inside(zero_point: Any, lo: Any, hi: Any) -> Any:
-    """The same, inside: where a bound is rounded to a float32 beyond it, the one next to that."""
-    z = nearest(zero_point, lo, hi)
-    inside = fma(z, NEXT if (z > hi) == (z < np.float32(0)) else -NEXT, z)
-    return inside if z > hi or z < lo else z
+def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
+    """A learned zero point in float32: rounded to the nearest, clamped to the bounds."""
+    z = rint(np.float32(widen(floating(zero_point))))
+    return inside(clamp(z, np.float32(lo), np.float32(hi)), lo, hi)
 
 
 @formula
 def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward."""
     lo, hi, _ = constants
-    return affine(x, scale, nearest_inside(zero_point, lo, hi), constants, y)
+    return affine(x, scale, nearest(zero_point, lo, hi), constants, y)
 
 
 @formula
 def learned_wide(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
     """Parameters of the learnable forward with wide codes."""
     lo, hi, _ = constants
-    return affine_wide(x, scale, nearest_inside(zero_point, lo, hi), constants, y)
+    return affine_wide(x, scale, nearest(zero_point, lo, hi), constants, y)
 
 
 @formula
@@ -62,19 +61,11 @@ def slopes_per_channel(x: Any, scale: Any, zero_point: Any, constants: Any, y: A
 
 
 @formula
-def slopes_per_channel_nearest(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """The same, with the zero point of the forward."""
+def slopes_per_tensor(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
+    """Parameters of the learnable backward per tensor: the zero point is an integer, so in K."""
     lo, hi, _ = constants
     s = np.float32(widen(scale))
-    return np.float32(1) / s, s, like(nearest_inside(zero_point, lo, hi), widen(item(x)))
-
-
-@formula
-def slopes_per_tensor_nearest(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Per tensor: the zero point, which is that of the forward, is an integer, so in K."""
-    lo, hi, _ = constants
-    s = np.float32(widen(scale))
-    return np.float32(1) / s, s, like(nearest_inside(zero_point, lo, hi), lo)
+    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo)
 
 
 @formula
@@ -82,7 +73,7 @@ def slopes_truncated(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any
     """What PyTorch's per-tensor backward uses instead: trunc(zero_point + 1/2)."""
     lo, hi, _ = constants
     s, z = np.float32(widen(scale)), np.float32(widen(zero_point)) + np.float32(0.5)
-    z = trunc(clamp(z, np.float32(lo), np.float32(hi)))
+    z = inside(trunc(clamp(z, np.float32(lo), np.float32(hi))), lo, hi)
     return np.float32(1) / s, s, like(z, lo)
 
 
