@@ -1909,9 +1909,13 @@ FAULTS = (
           "a zero point beyond wide bounds in the backward of a tensor",
           LEARNABLE),
     Fault("optim.py",
-          '        state["step"] = count\n        backend',
-          "        backend",
-          "steps that are not counted", tests("optim", "an_interrupted_step_is_counted")),
+          '        state["step"] = count\n        backend.of(value).adam(\n'
+          "            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)\n        )\n",
+          "        backend.of(value).adam(\n"
+          "            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)\n        )\n"
+          '        state["step"] = count\n',
+          "an interrupted step that is not counted",
+          tests("optim", "an_interrupted_step_is_counted")),
     Fault("optim.py",
           "            before = self._state[i] and {**state}",
           "            before = self._state[i]",
