@@ -1910,9 +1910,11 @@ FAULTS = (
           LEARNABLE),
     Fault("optim.py",
           '        state["step"] = count\n        backend.of(value).adam(\n'
-          "            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)\n        )\n",
+          "            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)\n"
+          "        )\n",
           "        backend.of(value).adam(\n"
-          "            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)\n        )\n"
+          "            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)\n"
+          "        )\n"
           '        state["step"] = count\n',
           "an interrupted step that is not counted",
           tests("optim", "an_interrupted_step_is_counted")),
