@@ -2,7 +2,7 @@
 
 A block counts a part of a channel in shared memory and adds that to the counts; where there are
 more bins than it has room for, or few elements to a bin, each element is added at once. Counts are
-integers, so no order changes them. What is done with them NumPy's arrays are for.
+integers, so no order changes them. What is made of them is made in NumPy.
 """
 
 from __future__ import annotations
