@@ -201,8 +201,8 @@ class Tape:
             source = args[i] if i < given else kwargs.get(name)
             if isinstance(source, Parameter) or id(source) in self._variables:
                 raise TypeError(
-                    f"{name} must not be traced, as it has no gradient in {step.__name__}: give "
-                    f"its value, or take the learnable op, got {source!r}"
+                    f"{name} must not be traced, as it has no gradient in {step.__name__} (those "
+                    f"of the learnable ops have): give its value, got {show(source)}"
                 )
         args, kwargs = _values(args, kwargs)
         if not any(keys):
