@@ -33,8 +33,8 @@ def show(value: Any) -> str:
         return "an array on a GPU"  # whose value one would have to wait for
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, (int, float, np.generic, np.ndarray)) or value is None:
-        text = str(value) if isinstance(value, np.generic) else repr(value)
+    if isinstance(value, (int, float, np.generic, np.ndarray, np.dtype)) or value is None:
+        text = str(value) if isinstance(value, (np.generic, np.dtype)) else repr(value)
     else:
         text = f"{value!r} ({type(value).__name__})"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -49,8 +49,8 @@ def gptq(
     weight : ndarray of shape (rows, columns)
         Weight of ``inputs @ weight.T``; float32 or float64, finite in float32.
     gram : ndarray of shape (columns, columns)
-        Gram matrix of the inputs, symmetric, with no negative number on its diagonal; its size
-        makes no difference. Float32 or float64, finite.
+        Gram matrix of the inputs, symmetric, with no negative number on its diagonal; a factor
+        common to all of it makes no difference. Float32 or float64, finite.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32. A number
         with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
@@ -95,7 +95,9 @@ def gptq(
 
     Notes
     -----
-    PyTorch has no such op. Everything is computed in float64, with NumPy's LAPACK. Columns whose
+    PyTorch has no such op. Elsewhere `gram` is called the Hessian, of which it is half, `block` and
+    `damping` are ``blocksize`` and ``percdamp``, and ``order="activation"`` is ``act_order`` or
+    ``desc_act``. Everything is computed in float64, with NumPy's LAPACK. Columns whose
     inputs were all 0 (a 0 on the diagonal) are *dead*: their weights make no difference and become
     0, as in the paper's code, and their diagonal the mean. A column is quantized by
     ``clamp(rint(w / scale) + zero_point, quant_min, quant_max)``.

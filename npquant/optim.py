@@ -71,8 +71,8 @@ class _Optimizer(ABC):
         ValueError
             If there is not one gradient for each parameter, or their shapes differ, or a parameter
             has another shape or dtype than at its last step, or a gradient overlaps its parameter
-            and is not the same array, or a float32 does not hold `lr` or the weight decay of a
-            parameter of that dtype. Nothing has been updated then.
+            and is not the same array, or a float32 does not hold `lr`, the momentum or the weight
+            decay of a parameter of that dtype. Nothing has been updated then.
         """
         given = _listed(gradients, "gradients", "arrays, one for each parameter")
         if len(given) != len(self.params):
@@ -305,7 +305,7 @@ class SGD(_Optimizer):
 
     _options = ("lr", "momentum", "weight_decay")
     _arrays = ("momentum_buffer",)
-    _factors = ("lr", "weight_decay")
+    _factors = ("lr", "momentum", "weight_decay")
     lr: float
     momentum: float
     weight_decay: float

@@ -252,6 +252,14 @@ def test_conv2d_and_max_pool2d_place_by_place(stride, padding):
     np.testing.assert_array_equal(ag.max_pool2d(x, *args), naive_max_pool2d(x, *args))
 
 
+def test_one_number_stands_for_both_axes():
+    """Alone or in a tuple, as in PyTorch."""
+    x, w = integers(0, 1, 2, 7, 7), integers(1, 3, 2, 3, 3)
+    expected = ag.conv2d(x, w, None, (2, 2), (1, 1))
+    for stride, padding in ((2, 1), ((2,), [1])):
+        np.testing.assert_array_equal(ag.conv2d(x, w, None, stride, padding), expected)
+
+
 def test_max_pool2d_of_specials():
     """Padding is never chosen, a NaN always, and of equal values the first."""
     x = np.full((1, 1, 2, 2), -np.inf)
@@ -1224,8 +1232,18 @@ BAD = [
     ("softmax_cross_entropy", (np.ones(3), np.array([0])), ValueError, "input"),
     ("softmax_cross_entropy", (np.ones((0, 3)), np.zeros(0, int)), ValueError, "input"),
     ("softmax_cross_entropy", (np.ones((2, 3)), np.array([0])), ValueError, "target"),
-    ("softmax_cross_entropy", (np.ones((2, 3)), np.array([0, 3])), ValueError, "target"),
-    ("softmax_cross_entropy", (np.ones((2, 3)), np.array([-1, 0])), ValueError, "target"),
+    (
+        "softmax_cross_entropy",
+        (np.ones((2, 3)), np.array([0, 3])),
+        ValueError,
+        "target must lie within 0..2, got 3 at index 1",
+    ),
+    (
+        "softmax_cross_entropy",
+        (np.ones((2, 3)), np.array([-1, 0])),
+        ValueError,
+        "target must lie within 0..2, got -1 at index 0",
+    ),
     ("softmax_cross_entropy", (np.ones((2, 3)), np.ones(2)), TypeError, "target"),
     ("softmax_cross_entropy", (np.ones((2, 3)), [0, 1]), TypeError, "target"),
     ("softmax_cross_entropy", (np.ones((2, 3)), nq.ArraySpec((2,), int)), TypeError, "ArraySpec"),

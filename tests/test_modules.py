@@ -579,6 +579,19 @@ def test_learned_qparams():
         module.calculate_qparams()
 
 
+@pytest.mark.parametrize(("bounds", "zero_point", "expected"), [
+    ((-(2**31), 2**31 - 1), 3e9, 2**31 - 128), ((-(2**31), 2**31 - 1), -3e9, -(2**31)),
+    ((-(2**24) - 1, 2**24 + 1), 3e9, 2**24), ((-(2**24) - 3, 2**24 + 3), 3e9, 2**24 + 2),
+    ((-(2**24) - 3, 2**24 + 3), -3e9, -(2**24) - 2),
+])  # fmt: skip
+def test_learned_zero_points_within_wide_bounds(bounds, zero_point, expected):
+    """No float32 beyond a bound, as in a call: an element of 0 stays 0 there."""
+    module = LearnableFakeQuantize(MinMaxObserver, *bounds, zero_point=zero_point, dtype=np.int32)
+    assert module.calculate_qparams()[1].tolist() == [expected]
+    module.enable_param_learning()
+    assert module(np.zeros(1, F32)) == 0
+
+
 @pytest.mark.parametrize(("dtype", "bounds", "middle"), [
     (np.uint8, (0, 255), 127), (ml_dtypes.uint4, (0, 15), 7), (np.uint8, (0, 100), 50),
     (np.int8, (-128, 127), 0),

@@ -883,8 +883,9 @@ ALL_OF_UINT8 = {"quant_min": 0, "quant_max": 255}
 )  # fmt: skip
 def test_other_settings_do_not_merge(kind, name, ours, theirs):
     """Nor bounds that are those of the dtype, but were given, and make another zero point."""
-    with pytest.raises(ValueError, match=f"other must have the {name} "):
+    with pytest.raises(ValueError, match=f"other must have the {name} ") as raised:
         kind(**ours).merge(kind(**theirs))
+    assert name != "dtype" or str(raised.value) == "other must have the dtype uint8, got int8"
     kind(**theirs).merge(kind(**theirs))
 
 

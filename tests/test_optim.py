@@ -527,6 +527,7 @@ def test_wrong_gradients():
     [
         (SGD, "lr", {"lr": 1e300}), (SGD, "weight_decay", {"lr": 0.1, "weight_decay": 1e39}),
         (Adam, "lr", {"lr": 1e300}), (SGD, "lr", {"lr": 1e39, "momentum": 0.9}),
+        (SGD, "momentum", {"lr": 0.1, "momentum": 1e39}),
     ],
 )  # fmt: skip
 def test_options_that_no_float32_holds(make, name, options):

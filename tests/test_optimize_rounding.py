@@ -367,9 +367,10 @@ def test_rows_that_judge_are_integers_of_any_dtype(dtype):
     held_out, options = np.array([1, 7, 7]), {"steps": 3, "rng": 0}
     args = Linear(W), GRID, X
     expected = optimize_rounding(*args, held_out=held_out, **options)
-    got = optimize_rounding(*args, held_out=held_out.astype(dtype), **options)
-    assert got.weight.tobytes() == expected.weight.tobytes()
-    assert got.report == expected.report
+    for given in (held_out.astype(dtype), held_out.tolist()):
+        got = optimize_rounding(*args, held_out=given, **options)
+        assert got.weight.tobytes() == expected.weight.tobytes()
+        assert got.report == expected.report
 
 
 def test_a_seed_gives_the_same_bits():
@@ -686,6 +687,12 @@ ERRORS = {
     "held_out masked": (
         {"held_out": np.ma.array([0, 99], mask=[0, 1])}, TypeError,
         "held_out must be a NumPy array, got MaskedArray"),
+    "held_out a list of floats": (
+        {"held_out": [0, 0.5]}, TypeError, "held_out must have a dtype among"),
+    "held_out a list of words": (
+        {"held_out": ["a"]}, TypeError, "held_out must have a dtype among"),
+    "held_out a list beyond": (
+        {"held_out": [3, 20]}, ValueError, "held_out must lie within 0..19, got 3..20"),
     "held_out a word": ({"held_out": "some"}, TypeError, "held_out must be a number or an array"),
     "held_out a share beside a Gram": (
         {"inputs": Gram(GRAM), "held_out": 0.2}, TypeError, "held_out must be a Gram or None"),

@@ -152,11 +152,10 @@ def optimize_rounding(
 ) -> Any:
     """Learn whether each weight is rounded up or down, layer by layer: AdaRound.
 
-    A layer learns to give, on what its *quantized* predecessors hand it, the outputs that the float
-    layer gives on what the *float* ones do. With V for each weight, from `adaround_init`, Adam
-    minimises ::
+    A layer is given the outputs of its *quantized* predecessors, and learns to put out what it does
+    in the *float* network. With V for each weight, from `adaround_init`, Adam minimises ::
 
-        weights * mean((output - target)**2) / mean(target**2) + regularizer(V)
+        weight.size * mean((output - target)**2) / mean(target**2) + regularizer(V)
 
     where the regularizer is that of `AdaroundLoss`, so that each weight's share of the two does not
     depend on the size of the layer or of its values. In the end every weight is rounded by the sign
@@ -176,7 +175,7 @@ def optimize_rounding(
     float_inputs : ndarray, optional
         What the first layer is given in the float network, of the shape of `inputs`, where its
         predecessors are quantized already. By default the same.
-    held_out : float, array of int or Gram, optional
+    held_out : float, array_like of int or Gram, optional
         What is not learned from, and judges: a share of the rows, at least 0 and less than 1, drawn
         by `rng`, or the indices of rows. By default a fifth. Beside a `Gram` it is another, by
         default the same.
@@ -192,15 +191,13 @@ def optimize_rounding(
         Number of steps for a layer, at least 1.
     lr : float, default 0.03
         Learning rate of Adam.
-    reg_param : float, default 0.3
-        As in `AdaroundLoss`.
-    warm_start : float, default 0.2
-        As in `AdaroundLoss`.
-    beta_range : tuple of two floats, default (20, 2)
-        As in `AdaroundLoss`.
+    reg_param, warm_start, beta_range : optional
+        As in `AdaroundLoss`, by default 0.3, 0.2 and (20, 2). That `reg_param` is greater than the
+        default there, as the other term is relative to the square of the outputs here, times the
+        number of weights.
     stop_undecided : float, default 0.0
         Share of undecided weights, within 0..1, at which a layer is done once the regularizer is at
-        work; with 1 it is done then.
+        work; 1 stops at the end of the warm start.
     keep : str, default "best"
         "best" to keep nearest where the learned rounding is worse on held-out rows, or "adaround".
     rng : numpy.random.Generator, int or None
@@ -222,9 +219,9 @@ def optimize_rounding(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If shapes do not fit, a number is not finite or out of its range, or no row is left to learn
-        from; or outputs of a layer have a mean square that no float32 holds, or is next to none, or
-        its inputs have such squares beside that. Nothing has been learned then, unless it is of
-        the numbers that the layers before hand on.
+        from; or the mean square of a layer's outputs, or that of its inputs relative to it, is too
+        large or too small for float32. Nothing has been learned then, unless earlier layers have
+        put out such numbers.
 
     See Also
     --------
@@ -597,6 +594,8 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
     """The rows to learn from, and those that judge."""
     if isinstance(held_out, Gram):
         raise TypeError("held_out must be a share or indices of rows where inputs is no Gram")
+    if isinstance(held_out, (list, tuple)):
+        held_out = checks.array_of_numbers(held_out, "held_out")
     if isinstance(held_out, np.ndarray) and held_out.ndim == 1:
         judging = checks.host_array(held_out, "held_out", _ROWS)
         if len(judging) and (judging.min() < 0 or judging.max() >= rows):
@@ -604,9 +603,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
                              f"{judging.max()}")  # fmt: skip
         judging = np.unique(judging).astype(np.intp)
     else:
-        if isinstance(held_out, (list, tuple)) or (
-            isinstance(held_out, np.ndarray) and held_out.ndim
-        ):
+        if isinstance(held_out, np.ndarray) and held_out.ndim:
             raise TypeError(
                 f"held_out must be a share, or an array of one axis of rows, got {show(held_out)}"
             )

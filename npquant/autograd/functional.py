@@ -225,7 +225,7 @@ def mul(input: Array | float, other: Array | float) -> Array:
 def relu(input: Array) -> Array:
     """Replace what is negative by zero.
 
-    A NaN stays NaN. The gradient passes where `input` is not below or equal to zero.
+    A NaN stays NaN. The gradient passes where `input` is positive or NaN.
 
     Parameters
     ----------
@@ -679,9 +679,10 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
     labels = checks.host_array(labels, "target", dtypes.INTEGERS)
     if labels.shape != (rows,):
         raise ValueError(f"target must have the shape ({rows},), got {labels.shape}")
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(f"target must lie within 0..{classes - 1}, got {labels.min()}.."
-                         f"{labels.max()}")  # fmt: skip
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        at = int(outside.argmax())
+        raise ValueError(f"target must lie within 0..{classes - 1}, got {labels[at]} at index {at}")
     # Infinite differences are as in PyTorch.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         y = logits - logits.max(axis=1, keepdims=True)
@@ -745,7 +746,8 @@ def _bias(value: Any, outputs: int, x: Array) -> Array:
 
 def _pair(value: Any, name: str, least: int) -> Pair:
     """Two integers; one stands for both."""
-    both = value if isinstance(value, (tuple, list)) else (value, value)
+    both = value if isinstance(value, (tuple, list)) else (value,)
+    both = 2 * both if len(both) == 1 else both
     if len(both) != 2 or (isinstance(value, np.ndarray) and value.size != 1):
         raise ValueError(f"{name} must be an integer or a tuple of two, got {show(value)}")
     first, second = (checks.within(v, name, least, _MOST) for v in both)

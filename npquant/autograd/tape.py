@@ -165,8 +165,8 @@ class Tape:
         Raises
         ------
         TypeError
-            If `step` cannot be applied, an `out` is given, or an argument is wrong: also a scale or
-            a zero point that is traced where it has no gradient, but in the learnable ops.
+            If `step` cannot be applied, an `out` is given, or an argument is wrong: also a traced
+            scale or zero point in any op but the learnable ones, which alone have gradients of it.
         ValueError
             If the tape does not record, or an argument is wrong.
 

@@ -76,6 +76,7 @@ from npquant.checks.qparams import (
     SMALL_ZERO_POINT,
     all_finite,
     any_on_device,
+    array_of_numbers,
     code_qparams,
     device_qparams,
     in_precision,

@@ -71,8 +71,9 @@ class AdaroundFakeQuantizer(FakeQuantize):
     ValueError
         If the observer refuses an argument, `qscheme` is none of the four, or `group_size` is given
         where the scheme has no channels. Of a call: if the observer refuses the array, V is to be
-        made of one on the CPU that is not finite, it has another shape than V, the scale is none,
-        as after a NaN, or the bounds lie beyond 2**23, or for float64 weights 2**52.
+        made of one on the CPU that is not finite, it has another shape than V, the scale is not
+        positive and finite, as after a NaN, or the bounds lie beyond 2**23, or for float64 weights
+        2**52.
 
     See Also
     --------
@@ -253,7 +254,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         Raises
         ------
         TypeError
-            If `x` is no array of floats, or of another precision than V, or `dtype` is none.
+            If `x` is no array of floats, or of another precision than V, or `dtype` is not allowed.
         ValueError
             If `x` has another shape than V, there is no V yet, or the bounds are beyond `dtype`.
         """

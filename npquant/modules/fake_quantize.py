@@ -218,11 +218,12 @@ class FakeQuantize(FakeQuantizeBase):
         integers. Of a call: if the array is not one of floats.
     ValueError
         If the observer refuses an argument. Of a call: if the observer refuses the array, or the
-        scale is none, as after a NaN; the observer forgets an array that is to be quantized too.
+        scale is not positive and finite, as after a NaN; the observer forgets an array that is to
+        be quantized too.
 
     See Also
     --------
-    FusedMovingAvgObsFakeQuantize : Do the same in one step.
+    FusedMovingAvgObsFakeQuantize : Observe and quantize in one step, with FBGEMM's qparams.
     LearnableFakeQuantize : Learn the qparams.
 
     Notes
@@ -394,7 +395,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     See Also
     --------
-    FakeQuantize : Do the same with any observer.
+    FakeQuantize : Quantize with the qparams of any observer.
     npquant.fused_moving_avg_obs_fake_quant : The step.
 
     Notes

@@ -58,9 +58,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         channels, with `ch_axis` 0, and sees groups.
     init : {"observer", "lsq", "lsq+"}, default "observer"
         What a static estimate is: qparams of the observer; of the array alone the scale
-        ``2 * mean(abs(x)) / sqrt(quant_max)`` of LSQ; or of the array alone those of LSQ+, which
-        are ``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` in a symmetric
-        scheme, else those of least squared error, by an `MSEObserver`.
+        ``2 * mean(abs(x)) / sqrt(quant_max)`` of LSQ, with ``-quant_min`` in place of a `quant_max`
+        of 0; or of the array alone those of LSQ+, which in a symmetric scheme are
+        ``max(abs(mean - 3 * std), abs(mean + 3 * std))`` by half the number of codes, else those of
+        least squared error, by an `MSEObserver`.
     zero_point_rounding : {"nearest", "pytorch"}, default "nearest"
         Whether gradients are those of the zero point and the code that the forward uses, or
         PyTorch's, which rounds zero points below -1/2 to others in its backward.
@@ -93,8 +94,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         If the observer refuses an argument, `scale` is not positive, `channel_len` is neither -1
         nor positive or not 1 of a scheme per tensor, `init` or `zero_point_rounding` is unknown, or
         tokens or groups are asked for where the observer has no channels. Of a call: if the
-        observer refuses the array, it has not `channel_len` channels, or a scale or zero point is
-        none.
+        observer refuses the array, it has not `channel_len` channels, a scale is not positive and
+        finite, or a zero point is NaN.
 
     See Also
     --------
@@ -379,7 +380,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         scale : ndarray
             Scales, float32, not below `eps`.
         zero_point : ndarray
-            Zero points, rounded to nearest even and clamped to the bounds: int64.
+            Zero points, rounded to nearest even and clamped to the bounds, in float32: int64.
 
         Raises
         ------
@@ -389,7 +390,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         z = self._zero_point()
         if isinstance(z, np.ndarray):
             checks.no_nan(z, "zero_point")
-        return self._scale(), rounded(z, self.quant_min, self.quant_max, np.int64)
+        lo, hi = (_float32_within(bound) for bound in (self.quant_min, self.quant_max))
+        return self._scale(), rounded(z, lo, hi, np.int64)
 
     # --- estimates ----------------------------------------------------------------------------
 
@@ -446,7 +448,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         return self._raised([2 * total_magnitude((x,)) / x.size / root for x in channels])
 
     def _lsq_plus(self, channels: Iterable[Array]) -> Array:
-        """``max(abs(mean - 3 * std), abs(mean + 3 * std)) / 2**(bits - 1)`` of each channel."""
+        """``max(abs(mean - 3 * std), abs(mean + 3 * std))`` by half the codes, of each channel."""
 
         def reach(x: Array) -> float:
             mean: float = total((x,)) / x.size
@@ -505,6 +507,12 @@ def _single(array: Any) -> Any:
     if is_array(array) and kind(array)[1] in dtypes.FLOATS and kind(array)[1] != _FLOAT:
         return astype(array, _FLOAT)
     return array
+
+
+def _float32_within(bound: int) -> int:
+    """The bound where zero points are float32: the next one towards 0 if that lies beyond."""
+    near = np.float32(bound)
+    return int(np.nextafter(near, np.float32(0)) if abs(int(near)) > abs(bound) else near)
 
 
 def _replace(parameter: Parameter, array: Array) -> None:

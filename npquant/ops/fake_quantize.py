@@ -432,8 +432,9 @@ def fake_quantize_per_channel_affine(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `rounding` is neither word, a scale is not positive and finite in float32, an integer
-        zero point is not between the bounds, a floating one is not finite, the bounds are in the
-        wrong order or beyond int64, `input` has no such axis, or a shape does not fit.
+        zero point is not between the bounds or does not fit int32, a floating one is not finite,
+        the bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape or
+        `out` does not fit.
 
     See Also
     --------
@@ -685,7 +686,7 @@ def fake_quant_per_channel(
     ValueError
         If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
         does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
-        axis, or a shape does not fit.
+        axis, or a shape or `out` does not fit.
 
     See Also
     --------

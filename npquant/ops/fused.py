@@ -55,7 +55,7 @@ def fused_moving_avg_obs_fake_quant(
         Whether to update the moving range, truncated to an integer.
     fake_quant_on : number, bool or array of one element
         Whether to choose qparams and quantize, truncated to an integer. Where it is 0 the output is
-        a copy of `input` and the mask is true.
+        a copy of `input`.
     running_min : ndarray or ArraySpec
         Moving minima, float32, updated in place; shape (C,) per row, else (1,) or ().
     running_max : ndarray or ArraySpec

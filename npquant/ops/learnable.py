@@ -265,7 +265,7 @@ def fake_quantize_learnable_per_channel_affine(
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
         wrong order or beyond int64, `grad_factor` is not finite, `input` has no such axis, or a
-        shape does not fit.
+        shape or `out` does not fit.
 
     See Also
     --------
@@ -462,7 +462,7 @@ def fake_quantize_learnable_per_token_affine(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
-        wrong order or beyond int64, `grad_factor` is not finite, or a shape does not fit.
+        wrong order or beyond int64, `grad_factor` is not finite, or a shape or `out` does not fit.
 
     See Also
     --------
@@ -659,7 +659,7 @@ def fake_quantize_learnable_per_channel_group_affine(
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, the bounds are in the
         wrong order or beyond int64, `grad_factor` is not finite, `group_size` does not divide the
-        columns, or a shape does not fit.
+        columns, or a shape or `out` does not fit.
 
     See Also
     --------

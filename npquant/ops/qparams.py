@@ -340,8 +340,9 @@ def determine_qparams(
     qparams does without `low` and `high`: it gives
     ``(max_val - min_val) / (quant_max - quant_min)``, or 1 where that is not above `eps`, and the
     zero point ``-min_val / scale``, truncated. Quotients are rounded to the dtype of `min_val`,
-    then to float32, but stay float64 for float64 of shape (C,). A NaN stays NaN. An empty range, or
-    +inf and -inf of shape (), gives the scale 1 and the zero point 0.
+    then to float32, but stay float64 for float64 of shape (C,). A NaN stays NaN, but with
+    float qparams gives the scale 1 and the least int64 as zero point. An empty range, or +inf and
+    -inf of shape (), gives the scale 1 and the zero point 0.
 
     Parameters
     ----------
@@ -351,7 +352,8 @@ def determine_qparams(
     max_val : ndarray or ArraySpec
         Greatest values, of the shape and the dtype of `min_val`, nowhere less.
     quant_min, quant_max : int or array of one element
-        Least and greatest code, both included, within int64.
+        Least and greatest code, both included, within int64. Where they are equal, the scale is a
+        quotient by 0.
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
@@ -377,8 +379,8 @@ def determine_qparams(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `min_val` exceeds `max_val` somewhere, their shapes differ or have more than one axis,
-        the bounds are in the wrong order, `eps` is negative or not finite in
-        float32, or `qscheme` is unknown.
+        the bounds are in the wrong order or ``quant_max - quant_min`` does not fit int64, `eps` is
+        negative or not finite in float32, or `qscheme` is unknown.
 
     See Also
     --------

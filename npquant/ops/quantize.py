@@ -244,10 +244,11 @@ def quantize_per_channel(
 
         q = clamp(rint(input * (1 / scale)) + zero_point, quant_min, quant_max)
 
-    The reciprocal is rounded to the dtype of `scales`; all else is computed in float32, or in
-    float64 where that is the dtype of an operand. Ties round to even, before the zero point is
-    added; what a fractional zero point leaves of a fraction is truncated at the end. A NaN becomes
-    0, or the bound nearest to it; infinities become a bound. Float8 codes keep NaN.
+    The reciprocal is rounded to the dtype of `scales`, or to float64 for float64 input; all else is
+    computed in float32, or in float64 where that is the dtype of an operand. Ties round to even,
+    before the zero point is added; what a fractional zero point leaves of a fraction is truncated
+    at the end. A NaN becomes 0, or the bound nearest to it; infinities become a bound. Float8 codes
+    keep NaN.
 
     With ``rounding="divide"`` the codes are ONNX's::
 
@@ -292,7 +293,7 @@ def quantize_per_channel(
     ValueError
         If `rounding` is neither word, a scale is not positive and finite, a zero point is not
         finite, the bounds are in the wrong order or beyond those of `dtype`, `input` has no such
-        axis, or a shape does not fit.
+        axis, or a shape or `out` does not fit.
 
     See Also
     --------
@@ -399,7 +400,7 @@ def dequantize_per_channel(
     ValueError
         If a scale is not positive and finite in the precision in which it is used, a zero point is
         not finite, the bounds are in the wrong order or beyond those of `dtype`, `input` has no
-        such axis, or a shape does not fit.
+        such axis, or a shape or `out` does not fit.
 
     See Also
     --------
@@ -501,8 +502,8 @@ def quantize_per_token(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `rounding` is neither word, a scale is not positive and finite, a zero point is not
-        finite, the bounds are in the wrong order or beyond those of `dtype`, or a shape does not
-        fit.
+        finite, the bounds are in the wrong order or beyond those of `dtype`, or a shape or `out`
+        does not fit.
 
     See Also
     --------
@@ -590,7 +591,7 @@ def dequantize_per_token(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If a scale is not positive and finite, a zero point is not finite, the bounds are in the
-        wrong order or beyond those of `dtype`, or a shape does not fit.
+        wrong order or beyond those of `dtype`, or a shape or `out` does not fit.
 
     See Also
     --------
@@ -687,7 +688,7 @@ def quantize_per_channel_group(
     ValueError
         If `rounding` is neither word, a scale is not positive and finite, a zero point is not
         finite, the bounds are in the wrong order or beyond those of `dtype`, `group_size` does not
-        divide the columns, or a shape does not fit.
+        divide the columns, or a shape or `out` does not fit.
 
     See Also
     --------
@@ -778,7 +779,7 @@ def dequantize_per_channel_group(
     ValueError
         If a scale is not positive and finite, a zero point is not finite, the bounds are in the
         wrong order or beyond those of `dtype`, `group_size` does not divide the columns, or a shape
-        does not fit.
+        or `out` does not fit.
 
     See Also
     --------

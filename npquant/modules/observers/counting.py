@@ -239,9 +239,10 @@ class PercentileObserver(_CountingObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown here, `eps` is not positive, `bins` is no power of two, or `percentile`
-        is out of range. Of a call: if the array has a NaN, or other channels than before.
+        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
+        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
+        is not positive, `bins` is no power of two within 16..2**24, or `percentile` is out of
+        range. Of a call: if the array has a NaN, or other channels than before.
 
     See Also
     --------
@@ -336,9 +337,10 @@ class MSEObserver(_CountingObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown here, `eps` is not positive, or `bins` is no power of two. Of a call:
-        if the array has a NaN, or other channels than before.
+        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
+        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
+        is not positive, or `bins` is no power of two within 16..2**24. Of a call: if the array has
+        a NaN, or other channels than before.
 
     See Also
     --------
@@ -372,23 +374,24 @@ class MSEObserver(_CountingObserver):
 class EntropyObserver(_CountingObserver):
     """Observe a histogram, and clip the range where the fewest bits are lost.
 
-    For each number of bins of magnitudes, from one a code on, P is the histogram with what lies
-    beyond in its last bin, and Q what remains of it with a code's worth of bins each: the same
-    for all that hold something. The range of least KL(P || Q) is chosen, of equal sums the widest,
-    among those that clip nothing or keep at least half of the values, in more than one bin. A
-    code's sign takes half of the codes, unless the scheme is affine and no value lies on the other
-    side of zero.
+    A range is a number of bins of magnitudes, at least one for each code. P is the histogram with
+    what lies beyond the range added to its last bin; Q is the histogram quantized: the bins of a
+    code share the counts within the range evenly, those that hold something. The range of least
+    KL(P || Q) is chosen, of equal sums the widest, among those that clip nothing or keep at least
+    half of the values, in more than one bin. Each sign has half of the codes, unless the scheme is
+    affine and all values lie on one side of zero.
 
     Parameters
     ----------
     bins : int, default 4096
-        Number of bins, a power of two from 16 to 2**24. Each channel has its own, of 8 bytes each:
+        Number of bins, a power of two from 16 to 2**24, and at least four times the number of
+        codes: 1,024 for those of 8 bits, 2**18 for 16. Each channel has its own, of 8 bytes each:
         4,096 channels of 4,096 bins take 128 MiB.
     ch_axis : int, optional
         Axis of the channels; a negative one counts from the end. Without it, all is one channel.
     dtype : dtype, default uint8
-        Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
-        uint2.
+        Dtype of the codes: uint8, int8, uint16, int16, int32 (with narrower bounds, for which there
+        are bins enough), or from ml_dtypes int4, uint4, int2, uint2.
     qscheme : str, optional
         "per_tensor_affine" or "per_tensor_symmetric", with `ch_axis` "per_channel_affine" or
         "per_channel_symmetric". The first of the two by default.
@@ -416,10 +419,10 @@ class EntropyObserver(_CountingObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are in the wrong order, beyond those of `dtype` or one without the other,
-        `qscheme` is unknown here, `eps` is not positive, or `bins` is no power of two or less than
-        four times the number of codes. Of a call: if the array has a NaN, or other channels than
-        before.
+        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
+        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
+        is not positive, or `bins` is no power of two within 16..2**24, or less than four times the
+        number of codes. Of a call: if the array has a NaN, or other channels than before.
 
     See Also
     --------
