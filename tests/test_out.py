@@ -15,6 +15,8 @@ from npquant.cpu.lines import LINE
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.strided import GATHERED
 from npquant.cpu.target import PARALLEL_FROM, Kernel
+from npquant.cpu.walk import pieces
+from npquant.layout import PER_TENSOR
 from npquant.ops import fast_path
 
 SHAPES = ((4, 8), (2, 3, 4, 8))
@@ -140,16 +142,33 @@ def test_in_place(name):
             assert_same(x, expected, (shape, axis))
 
 
-@pytest.mark.parametrize("name", [name for name in IN_PLACE if "per_" in name])
-def test_in_place_piece_by_piece(name):
+@pytest.mark.parametrize("how", ["itself", "another view", "Fortran"])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_piece_by_piece(name, how):
     """More than a piece, which ends within a channel: runs, whole runs, and channels last."""
     for shape, axis in (((5, 2, 1732), 0), ((300, 32), 0), ((2, 2600, 4), 2)):
         kwargs, key = in_place(name, shape, axis)
-        x = kwargs[key]
+        x = kwargs[key] if how != "Fortran" else np.asfortranarray(kwargs[key])
         assert x.size > GATHERED
         (expected,) = results(name, kwargs)
-        assert results(name, kwargs | {"out": x})[0] is x
+        out = x[:] if how == "another view" else x
+        assert results(name, kwargs | {key: x, "out": out})[0] is out
         assert_same(x, expected, (shape, axis))
+
+
+def test_data_that_results_go_over_are_copied():
+    """Piece by piece: a loop that writes to what it reads is not vectorised."""
+    for order in "CF":
+        x, other = (np.zeros((300, 32), np.float32, order) for _ in range(2))
+        for inputs, out, copied in (
+            ((x,), x, True), ((x,), x[:], True), ((x,), x.view(np.int32), True),
+            ((other, x), x, True), ((x,), other, False), ((x, other), np.zeros_like(x), False),
+        ):  # fmt: skip
+            ((piece, _, _),) = pieces(PER_TENSOR, inputs, (out, None))
+            assert (piece.views is not None) == copied
+    small = np.zeros((4, 8), np.float32)
+    ((piece, _, _),) = pieces(PER_TENSOR, (small,), (small,))
+    assert piece.views is None
 
 
 @pytest.mark.parametrize("n", [8, 200, 20_000])

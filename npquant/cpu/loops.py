@@ -233,8 +233,7 @@ class Elementwise:
         `y` was `given`, large results are written past the caches.
         """
         n = x.size
-        # A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
-        within = x is y and n > strided.GATHERED
+        within = strided.written_over(y, x)
         if not x.flags.c_contiguous:
             granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
             if n <= PIECE and y.flags.carray:

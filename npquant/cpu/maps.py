@@ -58,11 +58,12 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
         n, key = arrays[0].size, tuple([a.dtype for a in arrays])
         if not arrays[0].flags.c_contiguous:
             _, arrays = turned_to_memory(PER_TENSOR, arrays)
-        if n <= PIECE and arrays[-1].flags.carray:
+        *x, y = arrays
+        over = given and strided.written_over(y, *x)
+        if n <= PIECE and y.flags.carray and not over:
             serial[key](0, n, *map(contiguous, arrays))
             return
-        if n and all(map(plain, arrays)):
-            *x, y = arrays
+        if n and all(map(plain, arrays)) and not over:
             if given and y.nbytes >= PAST and 2 * y.itemsize >= x[0].itemsize:
                 kernel_past(n, n, (tuple(x), y), key)
             else:
@@ -79,14 +80,15 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     # Arguments by name take half a microsecond less than a tuple of them.
     def of_one(x: Array, y: Array, *, given: bool = False) -> None:
         n = x.size
-        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray:
+        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray and not given:
             serial[x.dtype, y.dtype](0, n, x, y)
         else:
             of_any((x, y), given)
 
     def of_two(grad: Array, mask: Array, y: Array, *, given: bool = False) -> None:
         n = grad.size
-        if n < PARALLEL_FROM and grad.flags.carray and mask.flags.carray and y.flags.carray:
+        alike = grad.flags.carray and mask.flags.carray and y.flags.carray
+        if n < PARALLEL_FROM and alike and not given:
             serial[grad.dtype, mask.dtype, y.dtype](0, n, grad, mask, y)
         else:
             of_any((grad, mask, y), given)

@@ -557,6 +557,14 @@ def _shared(a, b):
     return lambda a, b: overlap(a, b)
 
 
+def written_over(y: Array, *inputs: Array) -> bool:
+    """Whether results go where more data lie than a room has place for, as in place.
+
+    A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
+    """
+    return y.size > GATHERED and any(x is y or np.may_share_memory(x, y) for x in inputs)
+
+
 def views(arrays: tuple[Array | None, ...], flat: Callable[[Array], bool]) -> Views:
     """The views of some arrays; those that are `flat` need none, nor does None: no axes."""
     return views_of(*[None if a is None or flat(a) else lying(a) for a in arrays])

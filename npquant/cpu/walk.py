@@ -85,7 +85,10 @@ def pieces(
         layout = granularity.layout(shape, order)
         flat = [a if a is None else flattened(a, order) for a in (*inputs, *outputs)]
         if layout is not None:
-            yield Piece(layout.channels, layout.inner or size), flat, qparams
+            y, views = outputs[0], None
+            if apart and y is not None and strided.written_over(y, *inputs):
+                views = strided.views((*flat[len(inputs) :], *flat[: len(inputs)]), plain)
+            yield Piece(layout.channels, layout.inner or size, views=views), flat, qparams
             return
         spans = granularity.spans(shape, order)  # type: ignore[arg-type]
         if spans is not None and worth(spans):
