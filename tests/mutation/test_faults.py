@@ -1,12 +1,14 @@
 """The list of faults holds for the package as it is: `mutate.py` asks the tests about them."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from faults import FAULTS
+from faults import FAULTS, SIMULATED
+from mutate import FOLDERS
 
 import npquant
 
@@ -24,8 +26,23 @@ def test_fault(fault):
 def test_the_tests_that_are_asked_first():
     """All exist, with just these arguments; those about CUDA need its compiler to be collected."""
     names = dict.fromkeys(name for fault in FAULTS for name in fault.first)
+    simulated = [name for name in names if name.startswith(SIMULATED)]
+    names = [name for name in names if name not in simulated]
     if find_spec("numba_cuda") is None:
         names = [name for name in names if not name.startswith("tests/test_cuda")]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *names]
+        simulated = []
+    for some, where in ((names, "0"), (simulated, "1")):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *some]
+        env = os.environ | {"NUMBA_ENABLE_CUDASIM": where}
+        found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert all(name in found.stdout for name in some)
+
+
+def test_what_the_tests_are_copied_with():
+    """Everything tracked that a test could need: or each fault would be caught by its absence."""
+    command = ["git", "ls-tree", "-d", "--name-only", "HEAD"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    if found.returncode:
+        pytest.skip("no checkout of git")
+    assert set(found.stdout.split()) - {".ci", ".github"} == set(FOLDERS)
