@@ -101,6 +101,8 @@ class _Optimizer(ABC):
         states = [self._state[i] or self._begun(value) for i, value, _ in pairs]
         for (i, value, gradient), state in zip(pairs, states, strict=True):
             before = self._state[i] and {**state}
+            if "step" in state:  # counted first: a state of no step could not be saved
+                state["step"] += 1
             self._state[i] = state  # at once: an interrupt is raised when the kernel has ended
             try:
                 self._update(state, value, gradient)
@@ -422,12 +424,11 @@ class Adam(_Optimizer):
         return {"step": 0, "exp_avg": full_like(value, 0), "exp_avg_sq": full_like(value, 0)}
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
-        count = state["step"] + 1
+        count = state["step"]
         beta1, beta2 = self.betas
         step = -(self.lr / (1 - beta1**count))
         root = (1 - beta2**count) ** 0.5
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
-        state["step"] = count
         backend.of(value).adam(
             gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)
         )

@@ -1123,6 +1123,49 @@ REFUSED = {
 }
 
 
+def test_gradients_of_what_is_repeated_are_sums_in_float64():
+    """NumPy would add rows one after another in float32, and of 0.1 lose more than ten."""
+    n = 200_000
+    tenth, expected = np.full((n, 2), 0.1, F32), np.float32(n * float(np.float32(0.1)))
+    assert abs(tenth.sum(axis=0)[0] - expected) > 10
+    x, b = np.zeros((n, 3), F32), ag.Parameter(np.zeros(2, F32))
+    images = np.zeros((n, 1, 1, 1), F32)
+    for step, *args in (
+        (ag.linear, x, np.zeros((2, 3), F32)), (ag.add, np.zeros((n, 2), F32)),
+        (ag.conv2d, images, np.zeros((2, 1, 1, 1), F32)),
+    ):  # fmt: skip
+        with ag.Tape() as tape:
+            y = tape.apply(step, *args, b)
+        found = tape.gradient(y, b, tenth.reshape(y.shape))
+        assert_same(found, np.full(2, expected, F32))
+
+
+def test_losses_of_any_layout():
+    """Terms are added in C order, however they lie."""
+    x = np.array([[2.5, 2.0**28], [2.5, 0], [2.5, 0]])
+    target = np.zeros_like(x)
+    loss = ag.mse_loss(x, target)
+    for order in (np.asfortranarray, np.ascontiguousarray):
+        for other in (np.asfortranarray, np.ascontiguousarray):
+            assert_same(ag.mse_loss(order(x), other(target)), loss)
+    logits = np.random.default_rng(0).normal(size=(300, 17)).astype(F32)
+    labels = np.arange(300) % 17
+    cross = ag.softmax_cross_entropy(logits, labels)
+    assert_same(ag.softmax_cross_entropy(np.asfortranarray(logits), labels), cross)
+
+
+def test_no_underflow_is_an_error_backwards():
+    x, labels = ag.Parameter(np.array([[0, -87]] * 3, F32)), np.zeros(3, int)
+    far = ag.Parameter(np.array([-80, 80], F32))
+    with np.errstate(all="raise"):
+        with ag.Tape() as tape:
+            loss = tape.apply(ag.softmax_cross_entropy, x, labels)
+        assert 0 < tape.gradient(loss, x)[0, 1] < 1e-38
+        with ag.Tape() as tape:
+            y = tape.apply(ag.sigmoid, far)
+        assert tape.gradient(y, far, np.full(2, 1e-10, F32))[0] > 0
+
+
 def test_no_underflow_is_an_error():
     """However NumPy is told to take it: it is part of the results."""
     x = np.array([[1000, -1000, 0]], F32)

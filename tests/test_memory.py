@@ -236,19 +236,23 @@ def test_packing_takes_all_its_buffers_first(walk, axis):
             return pieces(granularity, (x,), (out,), apart=False)
         return channel_pieces(granularity, (x,), (out,), 4096, True)
 
+    def measured():
+        out[:] = 0
+        tracemalloc.start()
+        try:
+            packed = walked()
+            next(packed)
+            assert not out.any()
+            held = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            count = 1 + sum(1 for _ in packed)
+            return tracemalloc.get_traced_memory()[1] - held, count
+        finally:
+            tracemalloc.stop()
+
     assert sum(1 for _ in walked())  # what packs is compiled
-    out[:] = 0
-    tracemalloc.start()
-    try:
-        packed = walked()
-        next(packed)
-        assert not out.any()
-        held = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        count = 1 + sum(1 for _ in packed)
-        more = tracemalloc.get_traced_memory()[1] - held
-    finally:
-        tracemalloc.stop()
+    # Who runs the tests has threads that take memory, too, but not each time.
+    more, count = min(measured() for _ in range(3))
     assert count >= x.size // (PIECE if walk == "pieces" else ROOM // x.itemsize)
     assert more < PIECE
 

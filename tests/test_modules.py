@@ -206,6 +206,13 @@ def test_a_value_that_is_no_array(value):
             use()
 
 
+def unobserving(**options):
+    """One that rounds by the scale that it has."""
+    module = AdaroundFakeQuantizer(**options)
+    module.disable_observer()
+    return module
+
+
 def test_state_is_loaded_where_the_scale_has_no_axis():
     module, saved = (LearnableFakeQuantize(MinMaxObserver) for _ in range(2))
     module.scale.value = np.array(0.5, F32)
@@ -226,6 +233,25 @@ def test_nothing_and_specs():
             assert (y.shape, y.dtype) == ((4, 6), np.float16)
             for key, array in module.state_dict().items():
                 assert_same(array, before[key], key)
+
+
+def test_a_shape_changes_no_state():
+    """Not even where qparams were assigned that an observer would not choose."""
+    for make in (FakeQuantize, LearnableFakeQuantize, FusedMovingAvgObsFakeQuantize):
+        module = make(**({} if make is not LearnableFakeQuantize else {"observer": MinMaxObserver}))
+        module(np.array([0, 255], F32))
+        held = module.scale.value if make is LearnableFakeQuantize else module.scale
+        held[...] = 0.5
+        if make is LearnableFakeQuantize:
+            held[...] = -1  # below the least, which a call raises it to
+        before = copy.deepcopy(vars(module))
+        assert module(nq.ArraySpec((2,), F32)).shape == (2,)
+        after = vars(module)
+        for name in ("scale", "zero_point"):
+            was, now = (v[name] for v in (before, after))
+            if make is LearnableFakeQuantize:
+                was, now = was.value, now.value
+            assert_same(now, was, name)
 
 
 @pytest.mark.parametrize("dtype", [F32, np.float64, np.float16, ml_dtypes.bfloat16])
@@ -793,13 +819,24 @@ def test_learned_qparams_of_another_dtype_become_float32(dtype):
 def test_a_scale_without_axes():
     """An op takes it, and so estimates replace it; an error is that of the op."""
     x = data((2, 3, 8))
-    module = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
-    fresh = copy.deepcopy(module)
+
+    def learnable_as_new():
+        return LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+
+    module, fresh = learnable_as_new(), learnable_as_new()
     module.scale.value = np.array(0.5, F32)
     module.zero_point.value = np.array([np.nan], F32)
     module.enable_param_learning()
     with pytest.raises(ValueError, match="zero_point must"):
         module(x)
+    module.zero_point.value = np.array([1], F32)
+    expected = module(x)
+    for other in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
+        assert_same(other(x), expected)
+    assert_same(module.state_dict()["scale"], np.array([0.5], F32))
+    fresh.load_state_dict(module.state_dict())
+    assert_same(fresh(x), expected)
+    fresh, module.zero_point.value = learnable_as_new(), np.array([np.nan], F32)
     module.enable_static_estimate()
     assert_same(module(x), fresh(x))
     assert_same(module.scale.value, fresh.scale.value)
@@ -1306,6 +1343,26 @@ ERRORS = [
         "group_size must be at least 2",
     ),
     (lambda: AdaroundFakeQuantizer()(np.ones(3, int)), TypeError, "x must have a dtype among"),
+    (
+        lambda: unobserving(qscheme="per_channel_symmetric", ch_axis=3)(data((2, 2))),
+        ValueError,
+        r"ch_axis must be an axis of x, of shape \(2, 2\), got 3",
+    ),
+    (
+        lambda: unobserving(qscheme="per_channel_symmetric")(data((2, 2))),
+        ValueError,
+        "x must have 1 channels along ch_axis 0, as scale has, got 2",
+    ),
+    (
+        lambda: unobserving(qscheme="per_channel_symmetric", group_size=4)(data((2, 6))),
+        ValueError,
+        r"group_size must .* the last axis of x, of shape \(2, 6\), got 4",
+    ),
+    (
+        lambda: unobserving(qscheme="per_channel_symmetric", group_size=3)(data((2, 6))),
+        ValueError,
+        "x must have 1 groups of 3, as scale has, got 4",
+    ),
     (lambda: AdaroundFakeQuantizer().codes(data(3)), ValueError, "V must be made by a first call"),
     (lambda: adaround("group")[0](data((2, 5))), ValueError, "divide or exceed the last axis"),
 ]

@@ -1303,9 +1303,46 @@ def test_groups_of_nothing_may_have_any_size():
 def test_qparams_of_bounds_far_apart():
     """Up to the most that an int64 holds."""
     x = np.array([-1, 3], F32)
-    for bounds in ((-1, 2**63 - 2), (-(2**62), 2**62 - 1), (-(2**63) + 1, 0)):
+    next_to_a_tie = 0, 2**60 + 2**36 + 1  # which float32 would round up, and a float64 is down
+    for bounds in ((-1, 2**63 - 2), (-(2**62), 2**62 - 1), (-(2**63) + 1, 0), next_to_a_tie):
         for op in ("choose_qparams", "choose_qparams_symmetric"):
             agree(op, x, *bounds, 0.0, np.int8, note=bounds)
+
+
+def test_float_qparams_of_bounds_far_apart():
+    """PyTorch divides by a Python float, which is rounded twice."""
+    ends = np.zeros(1, F32), np.full(1, 2.0**100, F32)
+    args = *ends, 0, 2**60 + 2**36 + 1, np.int8, 2.0**-23, False
+    assert nq.determine_qparams(*args, "per_channel_affine_float_qparams")[0] == 2.0**40
+
+
+def test_a_learned_zero_point_that_no_float64_holds():
+    """It is rounded once, per tensor as per channel: by way of float64 it would go down."""
+    z, far = 2**60 + 2**36 + 1, (-(2**63), 2**63 - 1)
+    x, s = np.array([[2.0**36]], F32), np.ones(1, F32)
+    expected = nq.fake_quantize_learnable_per_channel_affine(x, s, np.array([z]), 0, *far)
+    assert expected == 2.0**37
+    for zero_point in (np.array([z]), np.array(z), z):
+        y = nq.fake_quantize_learnable_per_tensor_affine(x, s, zero_point, *far)
+        assert_same(y, expected)
+
+
+def test_more_axes_than_numpy_adds_one_to():
+    """Data that are not aligned are read as bytes, of which there is an axis more."""
+    memory = np.zeros(4 * 20_000 + 1, np.uint8)
+    x = np.frombuffer(memory, F32, 20_000, 1)
+    x[...] = np.linspace(-20, 20, x.size)
+    expected = nq.quantize_per_tensor(x.copy(), 0.1, 0, -128, 127, np.int8)
+    codes = nq.quantize_per_tensor(x.reshape((1,) * 63 + x.shape), 0.1, 0, -128, 127, np.int8)
+    assert codes.ndim == 64
+    assert_same(codes.ravel(), expected)
+
+
+def test_signalling_nans_are_true_without_a_word():
+    for dtype, signalling in ((BF16, 0x7F81), (F16, 0x7C01)):
+        x = np.full(40, signalling, np.uint16).view(dtype)
+        for n in (1, 40):
+            assert nq.convert_element_type(x[:n], bool).all()
 
 
 @pytest.mark.parametrize("dtype", **named(FLOATS))

@@ -3,6 +3,7 @@
 PyTorch's bits are for tests/peers/test_pytorch_optim.py.
 """
 
+import copy
 import pickle
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -185,6 +186,26 @@ def test_an_interrupted_step_is_counted(monkeypatch, rule, kernel, steps):
                 ours.step([g])
     assert_same(one, other)
     assert pickle.dumps(ours.state_dict()) == pickle.dumps(theirs.state_dict())
+
+
+@pytest.mark.parametrize("rule", ["adam", "sgd, momentum"])
+def test_a_step_that_is_interrupted_before_it_begins(monkeypatch, rule):
+    """What it leaves can be saved, copied and loaded, and is gone on with."""
+    value = np.ones(3, F32)
+    optimizer = MAKE["adam"]([value]) if rule == "adam" else SGD([value], lr=0.1, momentum=0.9)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(optimizer), "_update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step([np.ones(3, F32)])
+    assert_same(value, np.ones(3, F32))
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        optimizer.load_state_dict(other.state_dict())
+    optimizer.step([np.ones(3, F32)])
+    assert (value < 1).all()
 
 
 @by_rule

@@ -362,6 +362,25 @@ def test_batches_are_rows_and_all_of_them_in_turn():
 # --- reproducible, and never worse ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("share", "rows", "count"), [(0.07, 100, 7), (0.55, 100, 55), (0.2, 7, 2), (0.001, 7, 1)]
+)
+def test_how_many_rows_judge(share, rows, count):
+    """A share that is no float is not rounded up to one row more."""
+    learned, judging = optimize._split(rows, share, np.random.default_rng(0))
+    assert len(judging) == count
+    assert sorted([*learned, *judging]) == list(range(rows))
+
+
+def test_a_loss_that_is_no_number_is_worse():
+    """Of a grid whose values no float32 holds."""
+    layer, grid = Linear(np.array([[3.3e38, 1]], F32)), Grid(1.2e38, 0, -4, 3)
+    with np.errstate(all="ignore"):
+        report = optimize_rounding(layer, grid, Gram(np.diag([1e-80, 1.0])), steps=1).report
+    assert np.isnan(report.loss_nearest)
+    assert report.worse
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
 def test_rows_that_judge_are_integers_of_any_dtype(dtype):
     held_out, options = np.array([1, 7, 7]), {"steps": 3, "rng": 0}

@@ -428,7 +428,7 @@ class _Moments:
         """The normalised loss with this weight."""
         change = weight.reshape(self.weight.shape).astype(np.float64) - self.weight
         found = np.vdot(change @ self.gram + 2 * self.shift, change) + self.rest
-        return max(0.0, float(found)) / self.power
+        return max(float(found), 0.0) / self.power  # a NaN, which comes first, stays one
 
     def gradient(self, weight: Array, batch: None) -> Array:
         """Of as many times the loss as there are weights."""
@@ -608,7 +608,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
                 f"held_out must be a share, or an array of one axis of rows, got {show(held_out)}"
             )
         share = 0.2 if held_out is None else checks.below_one(held_out, "held_out")
-        count = math.ceil(share * rows)
+        count = math.ceil(share * rows * (1 - 1e-15))  # 0.07 of 100 is 7, and no float is 0.07
         judging = np.sort(rng.permutation(rows)[:count])
     learned = np.delete(np.arange(rows), judging)
     if len(learned) == 0:

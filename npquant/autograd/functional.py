@@ -518,7 +518,7 @@ def mse_loss(input: Array, target: Array) -> Array:
         raise ValueError(f"target must have the shape {input.shape}, got {target.shape}")
     if input.size == 0:
         raise ValueError(f"input must have an element, got shape {input.shape}")
-    return _mean(np.square(input - target), input)
+    return _mean(np.square(np.subtract(input, target, order="C")), input)
 
 
 def softmax_cross_entropy(input: Array, target: Array) -> Array:
@@ -685,7 +685,7 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
         raise ValueError(f"target must lie within 0..{classes - 1}, got {labels[at]} at index {at}")
     # Infinite differences are as in PyTorch.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        y = logits - logits.max(axis=1, keepdims=True)
+        y = np.subtract(logits, logits.max(axis=1, keepdims=True), order="C")
         y -= np.log(np.exp(y).sum(axis=1, keepdims=True))
     return _mean(-y[np.arange(rows), labels], logits), y
 
@@ -755,4 +755,5 @@ def _pair(value: Any, name: str, least: int) -> Pair:
 
 
 def _mean(terms: Array, x: Array) -> Array:
+    """The mean of terms in C order, which NumPy adds in the order of memory, in the dtype of x."""
     return np.array(terms.sum(dtype=np.float64) / terms.size, x.dtype)

@@ -117,7 +117,7 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> tuple[Arra
     return y, (
         lambda grad: (functional.rows(grad) @ weight).reshape(shape),
         lambda grad: functional.rows(grad).T @ functional.rows(input),
-        lambda grad: functional.rows(grad).sum(axis=0),
+        lambda grad: added(functional.rows(grad), (0,)),
     )
 
 
@@ -161,7 +161,12 @@ def relu(input: Array) -> tuple[Array, Any]:
 def sigmoid(input: Array) -> tuple[Array, Any]:
     """y = 1 / (1 + exp(-input))."""
     y = functional.sigmoid(input)
-    return y, (lambda grad: grad * (1 - y) * y,)
+
+    def of_input(grad: Array) -> Array:
+        with np.errstate(under="ignore"):
+            return np.asarray(grad * (1 - y) * y)
+
+    return y, (of_input,)
 
 
 def conv2d(
@@ -187,7 +192,7 @@ def conv2d(
         seen = functional.columns(x, kernel, step, pad, groups)
         return (channel_major(grad) @ seen.swapaxes(1, 2)).reshape(of_w)
 
-    return y, (of_images, of_kernels, lambda grad: grad.sum(axis=(0, 2, 3)))
+    return y, (of_images, of_kernels, lambda grad: added(grad, (0, 2, 3)))
 
 
 def max_pool2d(
@@ -230,9 +235,10 @@ def softmax_cross_entropy(input: Array, target: Array) -> tuple[Array, Any]:
     y, log_softmax = functional.cross_entropy(input, target)
 
     def of_input(grad: Array) -> Array:
-        p = np.exp(log_softmax)
-        p[np.arange(len(p)), target] -= 1
-        p *= grad / len(p)
+        with np.errstate(under="ignore"):
+            p = np.exp(log_softmax)
+            p[np.arange(len(p)), target] -= 1
+            p *= grad / len(p)
         return p
 
     return y, (of_input,)
@@ -270,7 +276,12 @@ def summed(grad: Array, shape: tuple[int, ...]) -> Array:
         return grad
     new = grad.ndim - len(shape)
     repeated = [new + i for i, n in enumerate(shape) if n != grad.shape[new + i]]
-    return np.asarray(grad.sum(axis=(*range(new), *repeated))).reshape(shape)
+    return added(grad, (*range(new), *repeated)).reshape(shape)
+
+
+def added(grad: Array, axes: tuple[int, ...]) -> Array:
+    """The sum along axes, in float64: NumPy adds rows one after another, in their dtype."""
+    return np.asarray(grad.sum(axis=axes, dtype=np.float64)).astype(grad.dtype)
 
 
 def put_back(

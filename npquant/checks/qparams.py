@@ -233,7 +233,16 @@ def learned_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, flo
     z = single_number(zero_point, "zero_point", kind)
     if math.isnan(z):
         raise ValueError(f"zero_point must be a number, got {z}")
+    if abs(z) > dtypes.EXACT64:
+        z = _in_float32(zero_point, z)
     return scale_float32(s), z
+
+
+def _in_float32(value: Any, z: float) -> float:
+    """A large zero point, which may be an integer that no float64 holds: it is rounded once."""
+    n = value.item() if isinstance(value, (np.ndarray, np.generic)) else value
+    whole = isinstance(n, int) and -(2**63) <= n < 2**63
+    return float(np.int64(n).astype(np.float32)) if whole else z
 
 
 def all_finite(p: Array, name: str) -> None:

@@ -257,7 +257,7 @@ class Packed:
             return
         self._words = 1
         if not strided.aligned(a):  # bytes always are
-            self._words, a = a.itemsize, a[..., None].view(np.uint8)
+            self._words, a = a.itemsize, a.squeeze()[..., None].view(np.uint8)  # of 64 axes, too
         kind = np.dtype(f"u{a.itemsize}")
         self._key = (kind,)
         self._view = strided.view(a)

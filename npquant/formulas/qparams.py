@@ -46,7 +46,7 @@ def affine_qparams(
     """PyTorch's determine_qparams, affine: in the type of the range, then in that of eps."""
     zero = like(np.float32(0), least)
     low, high = smaller(least, zero), larger(greatest, zero)
-    scale = larger(like(divided(high - low, hi - lo), eps), eps)
+    scale = larger(like(divided(high - low, np.float64(hi - lo)), eps), eps)
     offset = truncated(rint(like(low, eps) / scale), INT32_END)
     z = np.int64(np.int32(lo - offset))  # int32 wraps there
     return like(scale, s), min(max(z, lo), hi)
@@ -77,7 +77,7 @@ def kept_float_qparams(
     least: Any, greatest: Any, lo: Any, hi: Any, eps: Any, middle: Any, s: Any
 ) -> Any:
     """The same of PyTorch's observers, which keep the zero point a float."""
-    scale = divided(greatest - least, hi - lo)
+    scale = divided(greatest - least, np.float64(hi - lo))
     scale = scale if like(scale, eps) > eps else like(np.float32(1), scale)
     z = divided(least * like(-np.float32(1), least), widen(scale))
     return like(scale, s), z

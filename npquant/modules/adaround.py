@@ -161,6 +161,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         if observing:
             self._observe(data)
         if first:
+            self._check_granularity(data)
             scale = beside(data, self.scale)
             self.V.value = nq.adaround_init(value_of(x), scale, **self._where())
         if not enabled:
@@ -182,6 +183,19 @@ class AdaroundFakeQuantizer(FakeQuantize):
         if dtype != dtypes.compute(x.dtype):
             raise TypeError(f"x must have the precision of V, {dtype}, got {x.dtype}")
         self.V.value = beside(x, self.V.value)
+
+    def _check_granularity(self, x: Array) -> None:
+        """Refuse, in terms of the module, what has not as many scales as there are."""
+        if self.group_size is None:
+            if self.is_per_channel:
+                self._check_channels(x)
+            return
+        checks.group_size_of(self.group_size, x, name="x")
+        scales, needed = math.prod(kind(self.scale)[0]), self._channels(x.shape)
+        if scales != needed:
+            raise ValueError(
+                f"x must have {scales} groups of {self.group_size}, as scale has, got {needed}"
+            )
 
     @property
     def _uses_qparams(self) -> bool:

@@ -136,13 +136,13 @@ class FakeQuantizeBase(Module):
     ) -> tuple[Array, Array] | None:
         """Have the observer see `x`, and choose qparams, unless others were `found`.
 
-        None if it has seen nothing yet. It forgets an array that makes scales or zero points that
-        cannot be used, if they are to be now.
+        None if it has seen nothing yet, or a shape alone. It forgets an array that makes scales or
+        zero points that cannot be used, if they are to be now.
         """
         observer = self.activation_post_process
         before = vars(observer).copy()  # its arrays are replaced, never written to
         observer(x)
-        if observer._unset:
+        if observer._unset or isinstance(x, ArraySpec):
             return None
         scale, zero_point = found or observer.calculate_qparams()
         if self._uses_qparams and isinstance(scale, np.ndarray):

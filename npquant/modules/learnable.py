@@ -309,22 +309,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Estimate and fake quantize, as the switches say."""
         data = checks.floats(value_of(x), "x")
-        if self._on("static_enabled") and data.size and not isinstance(data, ArraySpec):
-            self._estimate(data)
-        _replace(self.scale, self._scale(data))
-        _replace(self.zero_point, _single(self.zero_point.value))
+        if isinstance(data, ArraySpec):  # which changes no state
+            scale, zero_point = self._scale(data), self._zero_point(data)
+        else:
+            if self._on("static_enabled") and data.size:
+                self._estimate(data)
+            scale, zero_point = self._for_call(data)
         if not self._on("fake_quant_enabled") or data.size == 0:
             return x
-        scale: Any = self.scale
-        zero_point: Any = self.zero_point
-        if self._symmetric:
-            _replace(self.zero_point, self._zero_point(data))
-        for parameter in (self.scale, self.zero_point):
-            parameter.value = beside(data, parameter.value)
-        if self._symmetric or not self._on("learning_enabled"):
-            zero_point = self.zero_point.value
-        if not self._on("learning_enabled"):
-            scale = self.scale.value
         step, before, after = self._step()
         try:
             return call(
@@ -335,6 +327,19 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             if not isinstance(data, ArraySpec):
                 self._check_channels(self._rows(data))
             raise
+
+    def _for_call(self, x: Array) -> tuple[Any, Any]:
+        """The scale and the zero point beside `x`: Parameters, if they are learned."""
+        _replace(self.scale, self._scale(x))
+        _replace(self.zero_point, _single(self.zero_point.value))
+        if self._on("fake_quant_enabled") and x.size:
+            if self._symmetric:
+                _replace(self.zero_point, self._zero_point(x))
+            for parameter in (self.scale, self.zero_point):
+                parameter.value = beside(x, parameter.value)
+        if not self._on("learning_enabled"):
+            return self.scale.value, self.zero_point.value
+        return self.scale, self.zero_point.value if self._symmetric else self.zero_point
 
     def _step(self) -> tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]:
         """The op, and what stands before and after its bounds."""
@@ -356,14 +361,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _symmetric(self) -> bool:
         return self.activation_post_process._symmetric
 
-    def _scale(self, beside: Array | None = None) -> Array:
+    def _scale(self, beside: Any = None) -> Array:
         """The scale that is used, perhaps beside data: not below eps."""
         scale = _single(self.scale.value)
         scale = scale if beside is None else following(beside, scale)
         least: Array = maximum(scale, float(self.eps[0]))
         return least
 
-    def _zero_point(self, beside: Array | None = None) -> Array:
+    def _zero_point(self, beside: Any = None) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
         z: Array = _single(self.zero_point.value)
         if not self._symmetric:
@@ -478,8 +483,13 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     # --- state and looks ----------------------------------------------------------------------
 
     def _get(self, name: str) -> Array:
-        array = super()._get(name)
-        return _single(array) if name in self._parameters else array
+        array: Array = super()._get(name)
+        if name not in self._parameters:
+            return array
+        array = _single(array)
+        if is_array(array) and kind(array)[0] == ():  # as an op takes one
+            array = reshape(array, (1,))
+        return array
 
     def _check_array(self, key: str, name: str, array: Array) -> None:
         super()._check_array(key, name, array)

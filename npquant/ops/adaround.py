@@ -13,6 +13,7 @@ import numpy as np
 
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.dtypes import Precision
+from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, repeated
@@ -670,7 +671,7 @@ def _granularity(
         return found
     granularity, shapes = checks.groups(shape, group_size)
     if axis is not None:
-        raise ValueError(f"group_size must be None where axis is given, got {granularity.inner}")
+        raise ValueError(f"group_size must be None where axis is given, got {show(group_size)}")
     return granularity, shapes
 
 

@@ -86,7 +86,8 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
         backend.of(x).convert(x, y)
         return y
     if target == np.bool_:
-        np.not_equal(x, x.dtype.type(0), out=y)
+        with np.errstate(invalid="ignore"):  # of signalling NaNs
+            np.not_equal(x, x.dtype.type(0), out=y)
         return y
     if x.dtype in _COMPLEX:
         x = x.real
