@@ -833,6 +833,8 @@ def test_arrays_of_another_gpu(driven, cupy, monkeypatch):
     """A kernel could not reach them, and the context would be lost; none is launched."""
     monkeypatch.setattr(target, "several", lambda: True)
     monkeypatch.setattr(target, "_devices", [1])
+    current = SimpleNamespace(cuCtxGetDevice=lambda: (0, 1))
+    monkeypatch.setattr(target, "driver", current)
     x, y = tensor(np.zeros(8, "f4")), CuPyArray((8,), np.dtype("f4"))
     for ordinal in (0, 1):
         x.get_device, y.device = (lambda n=ordinal: n), SimpleNamespace(id=ordinal)
@@ -842,7 +844,27 @@ def test_arrays_of_another_gpu(driven, cupy, monkeypatch):
                 continue
             with pytest.raises(ValueError, match=r"must be on GPU 1, .*, got one on GPU 0"):
                 nq.quantize_per_tensor(a, 0.5, 0, -8, 7, np.int8)
+    current.cuCtxGetDevice = lambda: (0, 0)
+    for a in (x, y):
+        with pytest.raises(ValueError, match=r"GPU 1 must be the current one, .*, got GPU 0"):
+            nq.quantize_per_tensor(a, 0.5, 0, -8, 7, np.int8)
+    current.cuCtxGetDevice = lambda: (201, 0)  # none is
+    assert arrays.device(x).owner is x
     assert not driven.launches
+
+
+def test_copies_are_written_side_by_side(driven):
+    """Whatever the order of the axes: what lies alike without gaps is copied as it lies."""
+    y = np.zeros((5, 3, 7), "f4").transpose(2, 0, 1)
+    for x, lengths, read, written in (
+        (y.copy("K"), (105,), (1,), (1,)), (np.zeros((7, 5, 3), "f4"), (7, 15), (15, 1), (1, 7)),
+    ):  # fmt: skip
+        walk.copy(*[arrays.device(Tensor(a, "torch.float32")) for a in (x, y)])
+        _, _, (n, *told) = driven.launches.pop().what
+        axes = len(lengths)
+        assert (n, *told[:axes]) == (105, *lengths)
+        assert tuple(told[9 : 9 + axes]) == read
+        assert tuple(told[18 : 18 + axes]) == written
 
 
 def test_state_that_shares_memory(driven):

@@ -83,6 +83,20 @@ def test_quantize_per_tensor(dtype, target):
             agree("quantize_per_tensor", x, scale, z, *bounds, target, note=(scale, z, bounds))
 
 
+@pytest.mark.parametrize("dtype", **named(FLOATS))
+def test_a_nan_is_the_bound_next_to_zero(dtype):
+    """Where 0 is no code; of whole vectors, and of what is left."""
+    x = np.array([[np.nan] * 21, [*range(-10, 10), np.nan]]).astype(dtype)
+    s, z = np.array([1, 0.5]).astype(dtype), np.zeros(2, np.int32)
+    for lo, hi, expected in ((3, 10, 3), (-10, -3, -3), (-5, 5, 0)):
+        for name, *args in (
+            ("quantize_per_tensor", 0.5, 0), ("quantize_per_channel", s, z, 0),
+            ("quantize_per_token", s, z),
+        ):  # fmt: skip
+            q = agree(name, x, *args, lo, hi, np.int8)
+            assert q[0].tolist() == [expected] * 21
+
+
 def test_quantize_per_tensor_takes_qparams_in_arrays():
     x = cases.inputs(F32, 0.1, -128, 127)
     for z in (np.array([1.7], np.float32), np.array(-3), np.array([[0.25]])):

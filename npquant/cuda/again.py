@@ -200,7 +200,9 @@ def _remember(calls: dict[Any, Any], key: Any, what: Any) -> None:
     calls[key] = what
 
 
-_AS_THEY_ARE = frozenset({DeviceArray, float, int, bool, type(None)})
+#: Numbers of NumPy, of which a key has the bits.
+_SCALARS = frozenset({np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_})
+_AS_THEY_ARE = frozenset({DeviceArray, float, int, bool, type(None), *_SCALARS})
 
 
 def _described(argument: Any) -> Any:
@@ -223,6 +225,8 @@ def _key(there: list[Any]) -> tuple[Any, ...] | None:
             key += kind, a
             if kind is float and not a:  # zeros, which are equal, have signs
                 key.append(copysign(1, a))
+        elif kind in _SCALARS:
+            key += kind, a.tobytes()
         else:
             return None
     return tuple(key)

@@ -120,6 +120,12 @@ def on_gpu(found: int) -> None:
             f"a device array must be on GPU {ours}, where this process computes, got one on GPU "
             f"{found}"
         )
+    error, current = driver.cuCtxGetDevice()
+    if not int(error) and int(current) != ours:  # where kernels would be launched
+        raise ValueError(
+            f"GPU {ours} must be the current one, where this process computes, got GPU "
+            f"{int(current)}, as within torch.cuda.device({int(current)})"
+        )
 
 
 def pointer(dtype: Any) -> types.Type:

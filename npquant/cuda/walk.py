@@ -71,10 +71,13 @@ def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
     """The elements of `x` to `y`, of the same shape and dtype, on a stream or on that of `x`."""
     if x.pointer == y.pointer or not x.size:
         return
-    shape, strides = joined(x.shape, x.strides, y.strides)
+    # Neighbouring threads are to write to neighbours.
+    order = sorted(range(x.ndim), key=lambda axis: -abs(y.strides[axis]))
+    seen = ([v[axis] for axis in order] for v in (x.shape, x.strides, y.strides))
+    shape, strides = joined(*map(tuple, seen))
     if len(shape) > AXES:
-        raise ValueError(f"input must have at most {AXES} axes that are not side by side, got "
-                         f"shape {x.shape} with strides {x.strides}")  # fmt: skip
+        raise ValueError(f"an array on a GPU must have at most {AXES} axes that are not side by "
+                         f"side, got shape {x.shape} with strides {x.strides}")  # fmt: skip
     itemsize = x.dtype.itemsize
     read, written = (
         tuple([s // itemsize for s in which] + [0] * (AXES - len(shape))) for which in strides

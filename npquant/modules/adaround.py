@@ -162,8 +162,8 @@ class AdaroundFakeQuantizer(FakeQuantize):
             self._observe(data)
         if first:
             self._check_granularity(data)
-            scale = beside(data, self.scale)
-            self.V.value = nq.adaround_init(value_of(x), scale, **self._where())
+            self._bring(data, "scale", "zero_point")
+            self.V.value = nq.adaround_init(value_of(x), self.scale, **self._where())
         if not enabled:
             return x
         if not self.use_soft_rounding:
@@ -215,8 +215,8 @@ class AdaroundFakeQuantizer(FakeQuantize):
         return data
 
     def _qparams(self, x: Array) -> tuple[Array, Array, int, int]:
-        scale, zero_point = beside(x, self.scale), beside(x, self.zero_point)
-        return scale, zero_point, self.quant_min, self.quant_max
+        self._bring(x, "scale", "zero_point")
+        return self.scale, self.zero_point, self.quant_min, self.quant_max
 
     def _where(self) -> dict[str, int]:
         if self.group_size is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arrays import astype, beside, copy, following, kind, new
+from npquant.arrays import astype, copy, following, kind, new
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
@@ -290,7 +290,8 @@ class FakeQuantize(FakeQuantizeBase):
         if isinstance(data, ArraySpec) and self._on("observer_enabled"):
             qparams = self._of_spec(data)
         else:
-            qparams = beside(data, self.scale), beside(data, self.zero_point)
+            self._bring(data, "scale", "zero_point")
+            qparams = self.scale, self.zero_point
         bounds = self.quant_min, self.quant_max
         if not self.is_per_channel:
             return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
@@ -461,6 +462,9 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     def _state_for(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """Copies of the state, which the step writes to; of one a channel from the first call."""
         seen = self.activation_post_process
+        if not seen._unset:
+            seen._bring(x, "min_val", "max_val")
+        self._bring(x, "scale", "zero_point")
         low, high, scale, zero_point = seen.min_val, seen.max_val, self.scale, self.zero_point
         if self.is_per_channel:
             channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]

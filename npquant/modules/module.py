@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from npquant.arrays import beside, kind, on_host
 from npquant.arrays import copy as copied
-from npquant.arrays import kind, on_host
 from npquant.autograd import Parameter, call
 from npquant.dtypes import names
 from npquant.errors import show
@@ -191,6 +191,11 @@ class Module:
             getattr(self, name).value = array
         else:
             self.__dict__[name] = array
+
+    def _bring(self, x: Array, *names: str) -> None:
+        """Have buffers lie where `x` does, to stay there."""
+        for name in names:
+            self.__dict__[name] = beside(x, self.__dict__[name])
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
         yield prefix, self

@@ -125,6 +125,19 @@ def again(short, name=FAKE, lay=np.copy, **changes):
 again.seed = 0
 
 
+@pytest.mark.parametrize("number", [np.float64, np.float32])
+def test_numbers_of_numpy_again(number):
+    """They are numbers as Python's are, and each is its own."""
+    x = np.linspace(-1, 1, 43, dtype=np.float32)  # a length of no other test
+    there = cuda.to_device(x)
+    for scale, z in ((0.1, np.int64(1)), (0.25, np.int64(1)), (0.25, np.int32(-2))):
+        args = number(scale), z, -8, 7
+        for k in range(3):
+            with the_short_way(short=k > 0):
+                y = nq.fake_quantize_per_tensor_affine(there, *args)
+            assert_same(to_host((y,)), (nq.fake_quantize_per_tensor_affine(x, *args),))
+
+
 def test_again_in_another_way():
     """Each call that differs in what may matter is looked at anew, the first time it comes."""
     by = {"quant_min": -5, "quant_max": 6}  # in no other test
@@ -151,10 +164,10 @@ def test_what_is_converted_is_converted_again():
         again(i == 1, zero_point=zero_point, quant_min=-4, quant_max=6)
 
 
-def test_what_nobody_can_know_is_looked_at_each_time():
-    """Scalars of NumPy are arrays. Zeros have signs, and are known by these."""
+def test_numbers_are_known_by_their_bits():
+    """Zeros by their signs, too."""
     for known in (False, True):
-        again(False, "quantize_per_tensor", scale=np.float32(0.5), zero_point=0)
+        again(known, "quantize_per_tensor", scale=np.float32(0.5), zero_point=0)
         for weight in (0.0, -0.0):
             again(known, "adaround_regularizer_backward", weight=weight)
 

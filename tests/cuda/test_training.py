@@ -11,6 +11,7 @@ from cases import assert_same
 from npquant import cuda
 from npquant.arrays import copy
 from npquant.autograd import Parameter, Tape
+from npquant.cuda.arrays import OWN
 from npquant.modules import (
     AdaroundFakeQuantizer,
     FakeQuantize,
@@ -292,6 +293,26 @@ def test_a_module_that_comes_back(name, monkeypatch):
     same([ours(cuda.to_device(BATCHES[0]))], [theirs(BATCHES[0])])
     for x in BATCHES[:2]:
         assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_state_is_brought_once(name, monkeypatch):
+    """What was learned or loaded in NumPy stays where the data is."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs, brought = MODULES[name](), MODULES[name](), []
+    for module in (ours, theirs):
+        module(BATCHES[0])
+        learnable = isinstance(module, LearnableFakeQuantize)
+        (module.enable_param_learning if learnable else module.disable_observer)()
+    upload = type(OWN).upload
+    monkeypatch.setattr(type(OWN), "upload", lambda *a: brought.append(a) or upload(*a))
+    given = cuda.to_device(BATCHES[1])
+    for count in range(3):
+        same([ours(given)], [theirs(BATCHES[1])])
+        if not count:
+            assert len(brought) > 1
+            brought.clear()
+    assert brought == []
 
 
 def test_fake_quantize_of_a_histogram(monkeypatch):

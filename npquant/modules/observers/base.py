@@ -11,7 +11,18 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.arithmetic import maximum, minimum, without_negative_zero
-from npquant.arrays import astype, beside, copy, following, kind, new, on_host, ravel, reshape
+from npquant.arrays import (
+    astype,
+    beside,
+    copy,
+    following,
+    full,
+    kind,
+    new,
+    on_host,
+    ravel,
+    reshape,
+)  # fmt: skip
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -335,7 +346,7 @@ def counted(
     if isinstance(x, np.ndarray):
         run(granularity, x, low, high, counts)
     else:
-        there = beside(x, np.zeros_like(counts))
+        there = full(x, counts.shape, counts.dtype, 0)
         run(granularity, x, beside(x, low), beside(x, high), there)
         counts += on_host(there)
 
