@@ -38,6 +38,7 @@ def cuda(session: nox.Session) -> None:
     session.run("python", "-c", f"import numba_cuda; {linker}")
     tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_streams", "cuda_structure"]
     _pytest(session, "-m", "", *(f"tests/test_{t}.py" for t in tests), "tests/cuda")
+    _pytest(session, "-m", "", "--dist", "load", "tests/cuda", NUMBA_ENABLE_CUDASIM="1")
 
 
 @nox.session(python="3.11")

@@ -1,5 +1,6 @@
 """Settings of the test run: peers and CUDA are tested where they are installed."""
 
+import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         # In the simulator nothing is compiled.
         left = name.startswith("test_cuda") and _cuda_runs() in ("", "in the simulator")
     return left or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of all tests that would run every n-th from the k-th on, where TESTS_SLICE is k/n."""
+    k, _, n = os.environ.get("TESTS_SLICE", "0/1").partition("/")
+    chosen = items[int(k) :: int(n)]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=sorted(set(items) - set(chosen), key=items.index))
+        items[:] = chosen
 
 
 def pytest_report_header() -> list[str]:

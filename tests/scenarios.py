@@ -29,6 +29,9 @@ from npquant.cpu import target
 
 target.ALONE = 0  # or threads that come late would leave nothing to try
 
+#: A part of the seconds that are asked for, and other moments each time: so does .ci/run.
+SHARE, SEED = float(os.environ.get("SOAK_SHARE", "1")), int(os.environ.get("SOAK_SEED", "0"))
+
 #: Larger than PARALLEL_FROM; a row is a channel, a token or a group.
 SHAPE = (8, 32768)
 
@@ -43,8 +46,8 @@ def run(names, layer, seconds=0.0, ops=(), timeout=120, **env):
     # Python 3.12 warns of every fork beside threads.
     python = [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning"]
     with subprocess.Popen(
-        [*python, __file__, names, str(seconds), *ops], env=env, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*python, __file__, names, str(seconds * SHARE), *ops], env=env, text=True,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=timeout)
@@ -105,7 +108,7 @@ def threads(seconds, names):
     stop = time.monotonic() + seconds
 
     def work(i):
-        names_ = random.Random(i).sample(names, len(names))
+        names_ = random.Random(8 * SEED + i).sample(names, len(names))
         for name in itertools.cycle(names_):
             check(name)
             if time.monotonic() > stop:
@@ -218,7 +221,7 @@ def threads_and_forks(seconds, names):
 def interrupts(seconds, names):
     """What Ctrl-C raises, at any moment of a call: it arrives, and what follows is right."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    rng, until = random.Random(0), time.monotonic() + seconds
+    rng, until = random.Random(SEED), time.monotonic() + seconds
     check_all(names)
     while True:
         _interrupted(lambda: check_all(names * 1000), rng.uniform(1e-4, 0.02))
@@ -233,7 +236,7 @@ def interrupts(seconds, names):
 def interrupted_compilers(seconds, names):
     """The same while kernels are compiled: the next call compiles them, in any thread."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    rng, until = random.Random(0), time.monotonic() + seconds
+    rng, until = random.Random(SEED), time.monotonic() + seconds
     x = np.arange(4, dtype=np.float32)
     kinds = [nq.dtypes.BOUNDS, ("float16", "float32", "float64", "bfloat16")]
     for dtype, kind in itertools.product(*kinds):

@@ -558,7 +558,7 @@ def test_learning_is_that_of_the_formulas():
     rows = _Rows(replace(layer, activation=None), x, x)
     options = optimize._Options(
         gram=False, batch_size=50, lr=0.03, loss=optimize.AdaroundLoss(3, 0.99), keep="best",
-        stop_undecided=0.0, rng=np.random.default_rng(0), bar=optimize._NoBar,
+        stop_undecided=0.0, rng=np.random.default_rng(0), bar=optimize._no_bar,
     )  # fmt: skip
     optimize._descend(w, found, rows, grid, options, "")
     np.testing.assert_array_equal(found, V.value)

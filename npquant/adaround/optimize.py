@@ -528,21 +528,19 @@ def _descend(
     batches = objective.batches(options.batch_size, options.rng)
     step, undecided = 0, _undecided(V, drive)
     regularized = 0  # steps
-    with options.bar(total=options.loss.max_iter, desc=name) as bar:
-        for step in range(options.loss.max_iter):
-            regular = options.loss.beta(step) is not None
-            if regular and regularized % LOOK == 0:
-                undecided = _undecided(V, drive)
-                if undecided <= options.stop_undecided:
-                    return step, undecided
-            nq.adaround_soft(weight, V, **qparams, out=soft)
-            slope = objective.gradient(soft, next(batches))
-            nq.adaround_soft_backward(slope, weight, V, **qparams, out=gradient)
-            if regular:
-                regularized += 1
-                gradient += options.loss.regularizer_backward(step, V, out=drive)
-            adam.step([gradient])
-            bar.update()
+    for step in options.bar(range(options.loss.max_iter), desc=name):
+        regular = options.loss.beta(step) is not None
+        if regular and regularized % LOOK == 0:
+            undecided = _undecided(V, drive)
+            if undecided <= options.stop_undecided:
+                return step, undecided
+        nq.adaround_soft(weight, V, **qparams, out=soft)
+        slope = objective.gradient(soft, next(batches))
+        nq.adaround_soft_backward(slope, weight, V, **qparams, out=gradient)
+        if regular:
+            regularized += 1
+            gradient += options.loss.regularizer_backward(step, V, out=drive)
+        adam.step([gradient])
     return step + 1, _undecided(V, drive)
 
 
@@ -627,23 +625,14 @@ def _generator(rng: Any) -> np.random.Generator:
     return np.random.default_rng(int(rng))
 
 
-class _NoBar:
-    """A bar that shows nothing."""
-
-    def __init__(self, total: int, desc: str) -> None: ...
-
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *raised: object) -> None: ...
-
-    def update(self) -> None:
-        """Do nothing."""
+def _no_bar(steps: range, desc: str) -> range:
+    return steps
 
 
 def _bars(progress: bool) -> Callable[..., Any]:
+    """What goes through the steps of a layer, and may show how far it is."""
     if not progress:
-        return _NoBar
+        return _no_bar
     try:
         from tqdm import tqdm
     except ImportError:

@@ -16,7 +16,6 @@ from npquant.cpu.fake_quantize import fake_quantize_per_tensor, per_channel
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.lowered import called
 from npquant.cpu.qparams import (
-    TOGETHER,
     Choose,
     Observe,
     choose_fbgemm,
@@ -110,14 +109,7 @@ class Fused:
         precision: Precision, y: Array, mask: Array | None,
     ) -> None:  # fmt: skip
         """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
-        code = precision.code
-        if x.size <= TOGETHER and code != "wide" and x.flags.carray and y.flags.carray:
-            run = self.whole[x.dtype, zero_point.dtype, code, mask is None]
-            lo, hi = bounds
-            if run(x, observing, constant, low, high, lo, hi, eps, scale, zero_point, lo, hi, y,
-                   mask) == DONE:  # fmt: skip
-                return
-        elif observing:
+        if observing:
             self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,
                           zero_point)  # fmt: skip
         else:
