@@ -233,13 +233,13 @@ class Elementwise:
         `y` was `given`, large results are written past the caches.
         """
         n = x.size
-        within = strided.written_over(y, x)
         if not x.flags.c_contiguous:
             granularity, (x, y, mask) = turned_to_memory(granularity, (x, y, mask))
             if n <= PIECE and y.flags.carray:
                 x = contiguous(x)
         large = given and mask is None and y.nbytes >= PAST
         past = large and past_pays(x.dtype, y.dtype, granularity.inner)
+        within = not past and strided.written_over(y, x)
         if n * self._work < PARALLEL_FROM and x.flags.carray and y.flags.carray and not within:
             # A small array leaves little to decide, and no time for it.
             types_: Any = precision

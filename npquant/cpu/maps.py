@@ -59,12 +59,13 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
         if not arrays[0].flags.c_contiguous:
             _, arrays = turned_to_memory(PER_TENSOR, arrays)
         *x, y = arrays
-        over = given and strided.written_over(y, *x)
+        past = given and y.nbytes >= PAST and 2 * y.itemsize >= x[0].itemsize
+        over = given and not past and strided.written_over(y, x[0])
         if n <= PIECE and y.flags.carray and not over:
             serial[key](0, n, *map(contiguous, arrays))
             return
         if n and all(map(plain, arrays)) and not over:
-            if given and y.nbytes >= PAST and 2 * y.itemsize >= x[0].itemsize:
+            if past:
                 kernel_past(n, n, (tuple(x), y), key)
             else:
                 kernel(n, n, arrays, key)
@@ -80,7 +81,8 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     # Arguments by name take half a microsecond less than a tuple of them.
     def of_one(x: Array, y: Array, *, given: bool = False) -> None:
         n = x.size
-        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray and not given:
+        over = given and strided.written_over(y, x)
+        if n < PARALLEL_FROM and x.flags.carray and y.flags.carray and not over:
             serial[x.dtype, y.dtype](0, n, x, y)
         else:
             of_any((x, y), given)
@@ -88,7 +90,7 @@ def mapped(segment: Callable[..., None], name: str) -> Callable[..., None]:
     def of_two(grad: Array, mask: Array, y: Array, *, given: bool = False) -> None:
         n = grad.size
         alike = grad.flags.carray and mask.flags.carray and y.flags.carray
-        if n < PARALLEL_FROM and alike and not given:
+        if n < PARALLEL_FROM and alike and not (given and strided.written_over(y, grad)):
             serial[grad.dtype, mask.dtype, y.dtype](0, n, grad, mask, y)
         else:
             of_any((grad, mask, y), given)

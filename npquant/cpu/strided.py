@@ -557,12 +557,13 @@ def _shared(a, b):
     return lambda a, b: overlap(a, b)
 
 
-def written_over(y: Array, *inputs: Array) -> bool:
+def written_over(y: Array, x: Array) -> bool:
     """Whether results go where more data lie than a room has place for, as in place.
 
-    A loop that writes to what it reads is not vectorised: it is given a copy of each piece.
+    A loop that writes to what it reads is not vectorised: it is given a copy of each piece. (Past
+    the caches results wait in a room of their own, and are none of these.)
     """
-    return y.size > GATHERED and any(x is y or np.may_share_memory(x, y) for x in inputs)
+    return y.size > GATHERED and (x is y or np.may_share_memory(x, y))
 
 
 def views(arrays: tuple[Array | None, ...], flat: Callable[[Array], bool]) -> Views:

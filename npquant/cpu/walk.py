@@ -86,7 +86,7 @@ def pieces(
         flat = [a if a is None else flattened(a, order) for a in (*inputs, *outputs)]
         if layout is not None:
             y, views = outputs[0], None
-            if apart and y is not None and strided.written_over(y, *inputs):
+            if apart and y is not None and any(strided.written_over(y, x) for x in inputs):
                 views = strided.views((*flat[len(inputs) :], *flat[: len(inputs)]), plain)
             yield Piece(layout.channels, layout.inner or size, views=views), flat, qparams
             return

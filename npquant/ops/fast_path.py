@@ -314,8 +314,10 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         else:
             u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
             y = checks.output(out, u, target, names, (*others, *qparams))
-            if not y.flags.carray or strided.written_over(y, *(x if several else (x,))):
-                return None  # the latter is better done in pieces
+            if not y.flags.carray:
+                return None
+            if not past and strided.written_over(y, u):
+                return None  # which is better done in pieces
         mask = _empty(shape, _BOOL) if masked else None
         if large and threads() > 1:  # one looks, and all compute
             args = *cut, x, scale, zero_point, lo, hi, nan, y, mask
