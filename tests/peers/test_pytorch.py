@@ -518,8 +518,9 @@ def test_determine_qparams(dtype, qscheme):
             for each in ((low, high), *one_by_one):
                 scheme = getattr(torch, qscheme)
                 expected = pytorch(determine_qparams, *each, *args, scheme)
-                actual = oracle.determine_qparams(*each, *args, qscheme)
-                cases.assert_same(actual, expected, f"{qscheme} {each} {args}")
+                for one in (oracle, nq):
+                    actual = one.determine_qparams(*each, *args, qscheme)
+                    cases.assert_same(actual, expected, f"{one.__name__} {qscheme} {each} {args}")
 
 
 @pytest.mark.parametrize("dtype", cases.FLOATS[:3], ids=str)
@@ -583,7 +584,7 @@ def test_fused_moving_avg_obs_fake_quant(symmetric, per_row):
             np.ones(count, np.float32),
             np.zeros(count, np.int32),
         )
-        peer = tuple(to_torch(one) for one in state)
+        own, peer = (tuple(make(one) for one in state) for make in (np.copy, to_torch))
         # Of subnormal numbers a symmetric range can become 0.
         size = 1e-44 if trial < 10 else 10.0 ** rng.integers(-8, 5)
         for batch in range(6):
@@ -596,9 +597,10 @@ def test_fused_moving_avg_obs_fake_quant(symmetric, per_row):
             on = np.array([batch != 3]), np.array([batch != 1])
             rest = 0.01 + 0.3 * (trial % 3), *bounds, 0, per_row, symmetric
             expected = to_numpy(op(to_torch(x), *(to_torch(o) for o in on), *peer, *rest))
-            actual = oracle.fused_moving_avg_obs_fake_quant_cachemask(x, *on, *state, *rest)
-            cases.assert_same(state, tuple(to_numpy(one) for one in peer))
-            cases.assert_same(actual, expected)
+            for one, held in ((oracle, state), (nq, own)):
+                actual = one.fused_moving_avg_obs_fake_quant_cachemask(x, *on, *held, *rest)
+                cases.assert_same(held, tuple(to_numpy(v) for v in peer), one.__name__)
+                cases.assert_same(actual, expected, one.__name__)
 
 
 # --- departures: PyTorch still does what they say, and the oracle does npquant's answer -----------
@@ -608,8 +610,10 @@ ONE, ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
 def both(name, op, *args, **kwargs):
-    """Return PyTorch's outputs and the oracle's."""
-    return pytorch(op, *args, **kwargs), getattr(oracle, name)(*args, **kwargs)
+    """Return PyTorch's outputs and ours, which are the oracle's."""
+    ours = getattr(nq, name)(*args, **kwargs)
+    cases.assert_same(ours, getattr(oracle, name)(*args, **kwargs), name)
+    return pytorch(op, *args, **kwargs), ours
 
 
 def about_int64(dtype):

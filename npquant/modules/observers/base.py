@@ -22,7 +22,7 @@ from npquant.arrays import (
     on_host,
     ravel,
     reshape,
-)  # fmt: skip
+)
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
