@@ -45,6 +45,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return left or None
 
 
+@pytest.hookimpl(trylast=True)  # when -m and -k have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of all tests that would run every n-th from the k-th on, where TESTS_SLICE is k/n."""
     k, _, n = os.environ.get("TESTS_SLICE", "0/1").partition("/")

@@ -29,7 +29,7 @@ from npquant.cpu import target
 
 target.ALONE = 0  # or threads that come late would leave nothing to try
 
-#: A part of the seconds that are asked for, and other moments each time: so does .ci/run.
+#: The part of the seconds that are asked for, and what draws moments: .ci/run sets both.
 SHARE, SEED = float(os.environ.get("SOAK_SHARE", "1")), int(os.environ.get("SOAK_SEED", "0"))
 
 #: Larger than PARALLEL_FROM; a row is a channel, a token or a group.

@@ -1154,7 +1154,7 @@ def test_losses_of_any_layout():
     assert_same(ag.softmax_cross_entropy(np.asfortranarray(logits), labels), cross)
 
 
-def test_no_underflow_is_an_error_backwards():
+def test_no_underflow_of_an_exponential_is_an_error_backwards():
     x, labels = ag.Parameter(np.array([[0, -87]] * 3, F32)), np.zeros(3, int)
     far = ag.Parameter(np.array([-80, 80], F32))
     with np.errstate(all="raise"):

@@ -254,6 +254,18 @@ def test_a_shape_changes_no_state():
             assert_same(now, was, name)
 
 
+def test_a_shape_where_the_observer_has_seen_more_than_the_module():
+    """A call would have as many scales as there are channels."""
+    module, other = (FakeQuantize(PerChannelMinMaxObserver) for _ in range(2))
+    other(data((4, 8)))
+    module.activation_post_process.merge(other.activation_post_process)
+    assert module(nq.ArraySpec((4, 8), F32)).shape == (4, 8)
+    with pytest.raises(ValueError, match="x must have 4 channels along ch_axis 0, as before"):
+        module(nq.ArraySpec((3, 8), F32))
+    assert_same(module.scale, np.ones(1, F32))
+    assert module(data((4, 8))).shape == (4, 8)
+
+
 @pytest.mark.parametrize("dtype", [F32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_scalars_of_numpy(dtype):
     """What ops take as an array, modules do, too: before they have observed it, and after."""

@@ -381,6 +381,13 @@ def test_a_loss_that_is_no_number_is_worse():
     assert report.worse
 
 
+def test_no_rows_judge():
+    """As with an empty array of integers: what is learned is held against the same rows."""
+    args, options = (Linear(W), GRID, X), {"steps": 3, "rng": 0}
+    expected = optimize_rounding(*args, held_out=np.empty(0, int), **options)
+    assert optimize_rounding(*args, held_out=[], **options).report == expected.report
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
 def test_rows_that_judge_are_integers_of_any_dtype(dtype):
     held_out, options = np.array([1, 7, 7]), {"steps": 3, "rng": 0}

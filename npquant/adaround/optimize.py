@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -528,19 +529,20 @@ def _descend(
     batches = objective.batches(options.batch_size, options.rng)
     step, undecided = 0, _undecided(V, drive)
     regularized = 0  # steps
-    for step in options.bar(range(options.loss.max_iter), desc=name):
-        regular = options.loss.beta(step) is not None
-        if regular and regularized % LOOK == 0:
-            undecided = _undecided(V, drive)
-            if undecided <= options.stop_undecided:
-                return step, undecided
-        nq.adaround_soft(weight, V, **qparams, out=soft)
-        slope = objective.gradient(soft, next(batches))
-        nq.adaround_soft_backward(slope, weight, V, **qparams, out=gradient)
-        if regular:
-            regularized += 1
-            gradient += options.loss.regularizer_backward(step, V, out=drive)
-        adam.step([gradient])
+    with options.bar(range(options.loss.max_iter), desc=name) as steps:
+        for step in steps:
+            regular = options.loss.beta(step) is not None
+            if regular and regularized % LOOK == 0:
+                undecided = _undecided(V, drive)
+                if undecided <= options.stop_undecided:
+                    return step, undecided
+            nq.adaround_soft(weight, V, **qparams, out=soft)
+            slope = objective.gradient(soft, next(batches))
+            nq.adaround_soft_backward(slope, weight, V, **qparams, out=gradient)
+            if regular:
+                regularized += 1
+                gradient += options.loss.regularizer_backward(step, V, out=drive)
+            adam.step([gradient])
     return step + 1, _undecided(V, drive)
 
 
@@ -593,7 +595,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
     if isinstance(held_out, Gram):
         raise TypeError("held_out must be a share or indices of rows where inputs is no Gram")
     if isinstance(held_out, (list, tuple)):
-        held_out = checks.array_of_numbers(held_out, "held_out")
+        held_out = checks.array_of_numbers(held_out or np.empty(0, np.intp), "held_out")
     if isinstance(held_out, np.ndarray) and held_out.ndim == 1:
         judging = checks.host_array(held_out, "held_out", _ROWS)
         if len(judging) and (judging.min() < 0 or judging.max() >= rows):
@@ -625,8 +627,8 @@ def _generator(rng: Any) -> np.random.Generator:
     return np.random.default_rng(int(rng))
 
 
-def _no_bar(steps: range, desc: str) -> range:
-    return steps
+def _no_bar(steps: range, desc: str) -> Any:
+    return nullcontext(steps)
 
 
 def _bars(progress: bool) -> Callable[..., Any]:

@@ -166,7 +166,8 @@ class Tape:
         ------
         TypeError
             If `step` cannot be applied, an `out` is given, or an argument is wrong: also a traced
-            scale or zero point in any op but the learnable ones, which alone have gradients of it.
+            scale or zero point in an op other than the learnable ones, which alone have gradients
+            of them.
         ValueError
             If the tape does not record, or an argument is wrong.
 

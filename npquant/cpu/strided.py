@@ -560,8 +560,8 @@ def _shared(a, b):
 def written_over(y: Array, x: Array) -> bool:
     """Whether results go where more data lie than a room has place for, as in place.
 
-    A loop that writes to what it reads is not vectorised: it is given a copy of each piece. (Past
-    the caches results wait in a room of their own, and are none of these.)
+    A loop that writes to what it reads is not vectorised: it is given a copy of each piece. Callers
+    do not ask for results that go past the caches, which wait in a room anyway.
     """
     return y.size > GATHERED and (x is y or np.may_share_memory(x, y))
 

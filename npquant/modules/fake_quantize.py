@@ -313,10 +313,12 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _of_spec(self, x: ArraySpec) -> tuple[Any, Any]:
         """Qparams as an array of this shape will have them."""
-        if not (self.is_per_channel and self.activation_post_process._unset):
+        if not self.is_per_channel:
             return self.scale, self.zero_point
-        shape = (x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")],)
-        return ArraySpec(shape, kind(self.scale)[1]), ArraySpec(shape, kind(self.zero_point)[1])
+        channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        self.activation_post_process._check_channels(channels)
+        scale, zero_point = (kind(v)[1] for v in (self.scale, self.zero_point))
+        return ArraySpec((channels,), scale), ArraySpec((channels,), zero_point)
 
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Choose scale and zero point from what was observed.

@@ -60,8 +60,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         What a static estimate is: qparams of the observer; of the array alone the scale
         ``2 * mean(abs(x)) / sqrt(quant_max)`` of LSQ, with ``-quant_min`` in place of a `quant_max`
         of 0; or of the array alone those of LSQ+, which in a symmetric scheme are
-        ``max(abs(mean - 3 * std), abs(mean + 3 * std))`` by half the number of codes, else those of
-        least squared error, by an `MSEObserver`.
+        ``max(abs(mean - 3 * std), abs(mean + 3 * std))`` divided by half the number of codes, else
+        those of least squared error, by an `MSEObserver`.
     zero_point_rounding : {"nearest", "pytorch"}, default "nearest"
         Whether gradients are those of the zero point and the code that the forward uses, or
         PyTorch's, which rounds zero points below -1/2 to others in its backward.
@@ -385,7 +385,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         scale : ndarray
             Scales, float32, not below `eps`.
         zero_point : ndarray
-            Zero points, rounded to nearest even and clamped to the bounds, in float32: int64.
+            Zero points, int64: rounded to nearest even, and clamped to the float32 numbers within
+            the bounds.
 
         Raises
         ------
@@ -453,7 +454,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         return self._raised([2 * total_magnitude((x,)) / x.size / root for x in channels])
 
     def _lsq_plus(self, channels: Iterable[Array]) -> Array:
-        """``max(abs(mean - 3 * std), abs(mean + 3 * std))`` by half the codes, of each channel."""
+        """``max(abs(mean - 3 * std), abs(mean + 3 * std))`` over half the codes, of a channel."""
 
         def reach(x: Array) -> float:
             mean: float = total((x,)) / x.size

@@ -194,8 +194,7 @@ class Module:
 
     def _bring(self, x: Array, *names: str) -> None:
         """Have buffers lie where `x` does, to stay there."""
-        for name in names:
-            self.__dict__[name] = beside(x, self.__dict__[name])
+        self.__dict__.update({name: beside(x, self.__dict__[name]) for name in names})
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Module]]:
         yield prefix, self

@@ -33,8 +33,8 @@ def quantize_per_token_dynamic(
     ----------
     input : ndarray or ArraySpec
         Values of any shape, its last axis not empty; float16, bfloat16, float32 or float64, or
-        integers. Finite: on a GPU values are not looked at, and a row that is not has what the
-        two ops give.
+        integers. Finite: on a GPU values are not looked at, and a row that is not finite
+        has what the two ops give.
     dtype : dtype
         Dtype of the codes: int8, the only one that PyTorch chooses qparams per token for.
     symmetric : bool, default False

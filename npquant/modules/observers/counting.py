@@ -239,10 +239,11 @@ class PercentileObserver(_CountingObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, `bins` is no power of two within 16..2**24, or `percentile` is out of
-        range. Of a call: if the array has a NaN, or other channels than before.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, `bins` is no power of two within 16..2**24, or
+        `percentile` is out of range. Of a call: if the array has a NaN, or other channels than
+        before.
 
     See Also
     --------
@@ -337,10 +338,10 @@ class MSEObserver(_CountingObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, or `bins` is no power of two within 16..2**24. Of a call: if the array has
-        a NaN, or other channels than before.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, or `bins` is no power of two within 16..2**24. Of a
+        call: if the array has a NaN, or other channels than before.
 
     See Also
     --------
@@ -419,10 +420,11 @@ class EntropyObserver(_CountingObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, or `bins` is no power of two within 16..2**24, or less than four times the
-        number of codes. Of a call: if the array has a NaN, or other channels than before.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, or `bins` is no power of two within 16..2**24, or
+        less than four times the number of codes. Of a call: if the array has a NaN, or other
+        channels than before.
 
     See Also
     --------

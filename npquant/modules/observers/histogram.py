@@ -68,10 +68,11 @@ class HistogramObserver(Observer):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, `bins` or `upsample_rate` is out of range, or `is_dynamic`. Of a call: if
-        the array has a NaN, or a range that is no float32; then nothing has changed.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, `bins` or `upsample_rate` is out of range, or
+        `is_dynamic`. Of a call: if the array has a NaN, or a range that is no float32; then nothing
+        has changed.
 
     See Also
     --------

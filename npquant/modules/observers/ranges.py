@@ -55,9 +55,9 @@ class MinMaxObserver(Observer):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, or
-        `eps` is not positive.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, or `eps` is not positive.
 
     See Also
     --------
@@ -144,9 +144,10 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, `averaging_constant` is not within 0..1, or it is not 1 and `is_dynamic`.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, `averaging_constant` is not within 0..1, or it is
+        not 1 and `is_dynamic`.
 
     See Also
     --------
@@ -239,10 +240,10 @@ class PerChannelMinMaxObserver(Observer):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, or `is_dynamic`. Of a call: if the array has no such axis, or another
-        number of channels than before.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, or `is_dynamic`. Of a call: if the array has no such
+        axis, or another number of channels than before.
 
     See Also
     --------
@@ -328,10 +329,11 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If the bounds are equal, have no zero between, are beyond those of `dtype` or one without
-        the other, the range is reduced where that has no meaning, `qscheme` is unknown here, `eps`
-        is not positive, `averaging_constant` is not within 0..1, or `is_dynamic`. Of a call: if the
-        array has no such axis, or another number of channels than before.
+        If the bounds are equal or in the wrong order, have no zero between, are beyond those of
+        `dtype` or one without the other, the range is reduced where that has no meaning, `qscheme`
+        is unknown here, `eps` is not positive, `averaging_constant` is not within 0..1, or
+        `is_dynamic`. Of a call: if the array has no such axis, or another number of channels than
+        before.
 
     See Also
     --------
