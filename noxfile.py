@@ -62,7 +62,7 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def mutation(session: nox.Session) -> None:
     """Deliberate faults, of which the tests must catch every one; arguments go to mutate.py."""
-    session.install("-e", ".[test]")
+    session.install("-e", ".[test,test-cuda]")
     session.run("python", "tests/mutation/mutate.py", *session.posargs)
 
 
