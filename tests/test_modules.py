@@ -237,21 +237,17 @@ def test_nothing_and_specs():
 
 def test_a_shape_changes_no_state():
     """Not even where qparams were assigned that an observer would not choose."""
-    for make in (FakeQuantize, LearnableFakeQuantize, FusedMovingAvgObsFakeQuantize):
-        module = make(**({} if make is not LearnableFakeQuantize else {"observer": MinMaxObserver}))
+    learnable = LearnableFakeQuantize(MinMaxObserver)
+    for module, scale in (
+        (FakeQuantize(), 0.5), (FusedMovingAvgObsFakeQuantize(), 0.5),
+        (learnable, -1),  # below the least, which a call raises it to
+    ):  # fmt: skip
         module(np.array([0, 255], F32))
-        held = module.scale.value if make is LearnableFakeQuantize else module.scale
-        held[...] = 0.5
-        if make is LearnableFakeQuantize:
-            held[...] = -1  # below the least, which a call raises it to
-        before = copy.deepcopy(vars(module))
+        module._get("scale")[...] = scale
+        before = {name: module._get(name).copy() for name in ("scale", "zero_point")}
         assert module(nq.ArraySpec((2,), F32)).shape == (2,)
-        after = vars(module)
-        for name in ("scale", "zero_point"):
-            was, now = (v[name] for v in (before, after))
-            if make is LearnableFakeQuantize:
-                was, now = was.value, now.value
-            assert_same(now, was, name)
+        for name, array in before.items():
+            assert_same(module._get(name), array, name)
 
 
 def test_a_shape_where_the_observer_has_seen_more_than_the_module():
