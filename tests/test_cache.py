@@ -287,24 +287,53 @@ def test_no_warning_without_a_reason(folder):
 PARTS = """
 import sys
 import numpy as np
-import npquant
-for inner in map(int, sys.argv[1:]):
-    x = np.random.default_rng(0).normal(size=(40, inner)).astype(np.float32)
-    print(npquant.choose_qparams_per_token(x, np.int8)[0].tobytes().hex())
+from numba import types
+from numba.extending import register_jitable
+from npquant.cpu import parts, target
+
+add = parts._Part.add_ir_module
+
+def kept_apart(self, module):
+    for function in module.functions:
+        set.add(function.attributes, "noinline")
+    add(self, module)
+
+parts._Part.add_ir_module = kept_apart
+
+def times(factor):
+    @register_jitable
+    def part(x):
+        return x * factor
+
+    def segment(begin, end, y):
+        for i in range(begin, end):
+            y[i] = part(i)
+
+    return segment
+
+for factor in map(int, sys.argv[1:]):
+    array = target.array_type(np.dtype(np.int64))
+    kernel = target.Kernel(times(factor), f"times_{factor}", lambda: (array,))
+    y = np.empty(10, np.int64)
+    kernel(10, 10, (y,), ())
+    print(*y, sep=",")
 """
 
 
 def test_no_kernel_calls_a_part_of_another(tmp_path):
     """Parts that are not inlined have names that are others' in another process."""
-    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    program = tmp_path / "program.py"
+    program.write_text(PARTS)
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
-    def scales(*lengths):
-        command = [sys.executable, "-c", PARTS, *map(str, lengths)]
+    def times(*factors):
+        command = [sys.executable, program, *map(str, factors)]
         run = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
         return run.stdout.split()
 
-    each = [*scales(32), *scales(10)]
-    assert scales(32, 10) == each
+    two, three = (",".join(map(str, factor * np.arange(10))) for factor in (2, 3))
+    assert [*times(2), *times(3)] == [two, three]  # of one name, each in a process of its own
+    assert times(2, 3) == [two, three]
 
 
 KEYS = """
