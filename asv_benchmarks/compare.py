@@ -14,6 +14,7 @@ import ctypes
 import inspect
 import json
 import platform
+import random
 import re
 import statistics
 import sys
@@ -32,6 +33,7 @@ import tables
 from benchmarks import cases, peers, work
 from benchmarks.cases import Call, Case, Inputs
 from llvmlite.binding import get_host_cpu_name
+from revision import revision
 
 import npquant
 from npquant.cpu import target
@@ -75,10 +77,11 @@ class Turn:
 def medians(turns: dict[str, Turn], seconds: float) -> dict[str, float]:
     """The median microseconds of a call, of samples that are taken in turn."""
     order, rounds, end = list(turns.values()), 0, perf_counter() + seconds
+    drawn = random.Random(0)
     while rounds < LEAST_ROUNDS or perf_counter() < end:
+        drawn.shuffle(order)  # nobody always comes after the same one
         for turn in order:
             turn.take()
-        order.append(order.pop(0))  # nobody always comes after the same one
         rounds += 1
     return {name: turn.microseconds for name, turn in turns.items()}
 
@@ -199,7 +202,7 @@ def about(threads: list[int], versions: dict[str, str]) -> dict[str, str]:
         "CPU": cpu_model(),
         "threads": ", ".join(map(str, threads)),
         "Python": platform.python_version(),
-        "npquant": npquant.__version__,
+        "npquant": revision(),
         "numpy": np.__version__,
         "numba": numba.__version__,
         **versions,
@@ -281,7 +284,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 
 def resumed(path: Path | None, facts: dict[str, str]) -> list[goals.Row]:
-    """The rows of a run that was cut off; they must come from the same machine and versions."""
+    """The rows of a run that was cut off; they must come from the same machine and code."""
     if path is None or not path.exists():
         return []
     before = json.loads(path.read_text())

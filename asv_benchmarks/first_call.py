@@ -23,6 +23,7 @@ from typing import Any
 
 import numba
 from benchmarks.cases import CASES
+from revision import revision
 
 #: The most milliseconds that a first call may take, compiled and from the cache.
 GOALS = {"compiled": 1000.0, "cached": 30.0}
@@ -30,13 +31,12 @@ GOALS = {"compiled": 1000.0, "cached": 30.0}
 COLUMNS = ("op", "dtype", "layout", "compiled", "cached", "again", "files", "added")
 
 
-def first_call(name: str, threads: int) -> dict[str, float]:
+def first_call(name: str) -> dict[str, float]:
     """Milliseconds of the first and of a second call in this process.
 
     What the imports left is looked through for garbage before: that takes three times as long as to
     load a kernel, and would come during the call or not, as the counts of objects have it.
     """
-    numba.set_num_threads(threads)
     call = CASES[name].call(CASES[name].inputs())
     gc.collect()
     times = []
@@ -48,10 +48,10 @@ def first_call(name: str, threads: int) -> dict[str, float]:
 
 
 def in_new_process(name: str, threads: int, cache: str) -> dict[str, float]:
-    """As `first_call`, in a process with the cache in a folder."""
+    """As `first_call`, in a process with the cache in a folder, and so many threads."""
     done = subprocess.run(
-        [sys.executable, __file__, "--case", name, "--threads", str(threads)],
-        env=os.environ | {"NUMBA_CACHE_DIR": cache},
+        [sys.executable, __file__, "--case", name],
+        env=os.environ | {"NUMBA_CACHE_DIR": cache, "NUMBA_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     if not 1 <= options.threads <= most:
         parser.error(f"--threads must be within 1..{most}, got {options.threads}")
     if options.case:
-        print(json.dumps(first_call(options.case, options.threads)))
+        print(json.dumps(first_call(options.case)))
         return 0
     names = selected(options.only)
     if not names:
@@ -156,7 +156,8 @@ def main(argv: list[str] | None = None) -> int:
         print("  ".join(text.ljust(w) for text, w in line), flush=True)
     print("", *summary(rows), sep="\n")
     if options.json:
-        options.json.write_text(json.dumps({"threads": options.threads, "rows": rows}, indent=1))
+        about = {"npquant": revision(), "threads": options.threads, "rows": rows}
+        options.json.write_text(json.dumps(about, indent=1))
     if options.markdown:
         options.markdown.write_text(markdown(rows))
     return 0

@@ -3,13 +3,14 @@
     python asv_benchmarks/gpu.py [gpu-results.json] [--processes 6]
     python asv_benchmarks/gpu.py --markdown gpu-results.json
 
-Every op and layout at 2**20, 2**28 and 2**24 elements. npquant, PyTorch's op on the same data and
-the copy take turns; what is printed are medians of samples between two CUDA events. Fractions are
-of the bandwidth of a copy of 2**28 float32. Compilation and first calls are not timed. All figures
-go to the file as soon as they are there, and so does what could not be measured, and why. Without a
-GPU that runs kernels nothing is measured, and the exit status is 1. npquant need not be installed:
-PYTHONPATH may name the folder that it lies in. Most of the time goes by while kernels are compiled:
-several processes do that beside each other, and measure one at a time.
+Every op and layout at 2**20, 2**28 and 2**24 elements. npquant and PyTorch's op on the same data
+take turns; what is printed are medians of samples between two CUDA events. Fractions are of the
+bandwidth of a copy of as many float32 as the largest size has, which is measured before them.
+Compilation and first calls are not timed. All figures go to the file as soon as they are there, and
+so does what could not be measured, and why. Without a GPU that runs kernels nothing is measured,
+and the exit status is 1. npquant need not be installed: PYTHONPATH may name the folder that it lies
+in. Most of the time goes by while kernels are compiled: several processes do that beside each
+other, and measure one at a time.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import numpy as np
 from benchmarks import cases, peers
 from benchmarks.cases import Case, Inputs, Layout
 from benchmarks.tensors import as_torch, load_torch
+from revision import revision
 
 import npquant
 
@@ -351,7 +353,7 @@ def versions(arrays: Arrays, clock: Clock) -> dict[str, str]:
         "card": f"{name}, compute capability {'.'.join(map(str, device.compute_capability))}",
         "driver": str(clock.checked(clock._driver.cuDriverGetVersion())),
         "python": platform.python_version(),
-        "npquant": npquant.__version__,
+        "npquant": revision(),
         "numpy": np.__version__,
         "numba": numba.__version__,
         "numba-cuda": numba_cuda.__version__,
@@ -543,6 +545,11 @@ def shared(path: str, processes: int, given: list[str]) -> int:
     for name in ("rows", "overheads"):
         found[name] = sorted((r for p in parts for r in p[name]), key=lambda row: row["place"])
     found["not measured"] = [text for p in parts for text in p["not measured"]]
+    found["not measured"] += [
+        f"what process {k} had not kept: it ended with {code}"
+        for k, code in enumerate(codes)
+        if code
+    ]
     found["seconds"] = max(p["seconds"] for p in parts)
     Path(path).write_text(json.dumps(found, indent=1) + "\n")
     print(f"\n{path}: {len(found['rows'])} rows in {found['seconds']:.0f} s")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -15,7 +16,9 @@ import npquant as nq
 
 sys.path.insert(0, str(Path(nq.__file__).parents[1] / "asv_benchmarks"))
 import compare
+import first_call
 import goals
+import revision
 import tables
 from benchmarks import cases, plain
 
@@ -307,6 +310,10 @@ def test_a_run_is_resumed_and_written_down(tmp_path, monkeypatch, capsys):
     figures.write_text(json.dumps(found | {"about": found["about"] | {"CPU": "another"}}))
     with pytest.raises(SystemExit, match="its CPU differ"):
         compare.main(both)
+    monkeypatch.setattr(compare, "revision", lambda: "0.1.0 (another)")
+    figures.write_text(json.dumps(found))
+    with pytest.raises(SystemExit, match="its npquant differ"):
+        compare.main(both)
 
     figures.write_text(json.dumps(found))
     (tmp_path / "docs").mkdir()
@@ -319,6 +326,60 @@ def test_a_run_is_resumed_and_written_down(tmp_path, monkeypatch, capsys):
         assert text.endswith(f"{tables.END}\nafter\n")
         assert "old" not in text and "`quantize_per_tensor`" in text  # noqa: PT018
     assert "| 1 Ki |" in (tmp_path / "docs/performance-tables.md").read_text()
+
+
+def test_the_commit_is_named_where_there_is_one(tmp_path, monkeypatch):
+    """Not that of a checkout in which npquant is installed."""
+    module = tmp_path / "npquant" / "__init__.py"
+    module.parent.mkdir()
+    module.write_text("")
+    monkeypatch.setattr(nq, "__file__", str(module))
+    assert revision.revision() == nq.__version__
+
+    def git(*args):
+        who = "-c", "user.name=n", "-c", "user.email=e"
+        done = subprocess.run(["git", *who, *args], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "of something else")
+    assert revision.revision() == nq.__version__
+    git("add", ".")
+    git("commit", "-m", "npquant")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert revision.revision() == f"{nq.__version__} ({commit})"
+    module.write_text("edited")
+    assert revision.revision() == f"{nq.__version__} ({commit}-dirty)"
+
+
+FIRST = """
+from types import SimpleNamespace
+import first_call
+import numba
+from numba.np.ufunc import parallel
+
+found = []
+case = SimpleNamespace(inputs=dict, call=lambda inputs: call)
+call = lambda: found.append(parallel._is_initialized)
+first_call.CASES = {"it": case}
+first_call.first_call("it")
+print(found, numba.config.NUMBA_NUM_THREADS)
+"""
+
+
+def test_a_first_call_starts_the_threads_that_are_asked_for(monkeypatch):
+    """They are part of what it costs."""
+    run, asked = subprocess.run, []
+
+    def in_its_place(command, *, env, **options):
+        asked.append(run([sys.executable, "-c", FIRST], env=env, text=True, **options).stdout)
+        return SimpleNamespace(stdout="{}")
+
+    monkeypatch.setattr(subprocess, "run", in_its_place)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    for threads in (1, 2):
+        assert first_call.in_new_process("it", threads, "cache") == {}
+    assert asked == ["[False, False] 1\n", "[False, False] 2\n"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -297,7 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     if not 0 <= options.first < options.last <= PARTS or options.jobs < 1:
         parser.error(f"0 <= --first < --last <= {PARTS} and --jobs >= 1 are required")
 
-    key = [options.only, *versions()]
+    key = [options.only, *versions(), sources()]
     state: dict[str, Any] = {"key": key, "done": [], "counts": {}, "found": []}
     if options.state and options.state.exists():
         state = json.loads(options.state.read_text())
@@ -357,6 +358,15 @@ def versions() -> list[str]:
         f"NumPy {np.__version__}", f"Numba {numba.__version__}",
         f"ml_dtypes {ml_dtypes.__version__}", f"Python {platform.python_version()}", cpu(),
     ]  # fmt: skip
+
+
+def sources() -> str:
+    """A digest of the package: what a run has found is of no other code."""
+    package = Path(nq.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def cpu() -> str:

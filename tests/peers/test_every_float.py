@@ -3,9 +3,13 @@
 `tests/exhaustive/every_float.py` is the same for every float32.
 """
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import npquant as nq
 from exhaustive import every_float as every
 
 #: Prime, so that every exponent meets many different low bits.
@@ -79,3 +83,17 @@ def test_a_run_is_resumed_and_reported(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         every.main([*command, "0", "--only", "other"])
     assert "is of another run" in capsys.readouterr().err
+    monkeypatch.setattr(every, "sources", lambda: "edited")
+    with pytest.raises(SystemExit):
+        every.main([*command, f"{part - 1}", "--last", f"{part + 1}"])
+    assert "is of another run" in capsys.readouterr().err
+
+
+def test_sources_are_those_of_every_folder(tmp_path, monkeypatch):
+    package = Path(nq.__file__).parent
+    copy = shutil.copytree(package, tmp_path / "npquant", ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(nq, "__file__", str(copy / "__init__.py"))
+    before = every.sources()
+    edited = copy / "formulas" / "quantize.py"
+    edited.write_text(edited.read_text() + "\n")
+    assert every.sources() != before
