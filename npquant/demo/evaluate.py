@@ -22,6 +22,7 @@ from npquant.demo.digits import (
     load_network,
 )
 from npquant.demo.environment import Environment
+from npquant.metrics import sqnr
 
 GROUP_SIZE = 16
 """Neighbouring inputs of one output channel that share a scale."""
@@ -282,11 +283,15 @@ def _measure(
     with_activations, _ = forward(restored, images, _restore_activations)
     return Row(
         *way,
-        sqnr_db=_sqnr_db(layers, restored),
+        sqnr_db=sqnr(_all_weights(layers), _all_weights(restored)),
         accuracy_weights=accuracy_percent(weights_only, labels),
         accuracy_weights_activations=accuracy_percent(with_activations, labels),
         quantize_us=_median_us(lambda: [quantize_weight(layer.weight, way) for layer in layers]),
     )
+
+
+def _all_weights(layers: list[Layer]) -> FloatArray:
+    return np.concatenate([layer.weight.ravel() for layer in layers])
 
 
 def _restore_weights(layers: list[Layer], way: Way) -> list[Layer]:
@@ -300,15 +305,6 @@ def _restore_weights(layers: list[Layer], way: Way) -> list[Layer]:
 def _restore_activations(x: FloatArray) -> FloatArray:
     restored: FloatArray = nq.dequantize_per_token(*quantize_activations(x), **CODES[8]._asdict())
     return restored
-
-
-def _sqnr_db(layers: list[Layer], restored: list[Layer]) -> float:
-    def power(arrays: list[FloatArray]) -> float:
-        return sum(float(np.sum(array.astype(np.float64) ** 2)) for array in arrays)
-
-    signal = [layer.weight for layer in layers]
-    noise = [a.weight - b.weight for a, b in zip(layers, restored, strict=True)]
-    return 10 * math.log10(power(signal) / power(noise))
 
 
 def _median_us(work: Callable[[], object]) -> float:
