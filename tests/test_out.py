@@ -627,6 +627,13 @@ def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
             assert not room[rest].any()
             assert kernels
             assert not any(kernel.endswith("_past") for kernel in kernels)
+        unaligned = np.zeros(expected.nbytes + 1, np.uint8)[1:].view(np.float32)
+        unaligned = unaligned.reshape(expected.shape)
+        kernels.clear()
+        nq.dequantize_per_tensor(x, **kwargs, out=unaligned)
+        assert_same(unaligned, expected)
+        assert len(kernels) > 1
+        assert not any(kernel.endswith("_past") for kernel in kernels)
 
 
 @pytest.mark.parametrize("name", ADAROUND)

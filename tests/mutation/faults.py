@@ -967,7 +967,7 @@ FAULTS = (
           "for start in range(begin, end, step):",
           "for start in range(begin, end, LONG):",
           "half of what is fetched, not converted",
-          ("tests/test_beyond_the_caches.py::test_convert[int8]",)),
+          ("tests/test_beyond_the_caches.py::test_convert[float16]",)),
     Fault("cpu/loops.py",
           "if short or x.itemsize == _TWO_BYTES or",
           "if short or",
