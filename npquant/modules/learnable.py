@@ -64,7 +64,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         those of least squared error, by an `MSEObserver`.
     zero_point_rounding : {"nearest", "pytorch"}, default "nearest"
         Whether gradients are those of the zero point and the code that the forward uses, or
-        PyTorch's, which rounds zero points below -1/2 to others in its backward.
+        PyTorch's, which per tensor rounds most zero points below -1/2 to others in its backward.
     **observer_kwargs
         Further arguments of the observer.
 
@@ -89,13 +89,15 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     ------
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed; the codes must be
-        integers. Of a call: if the array is not one of floats.
+        integers. Of a call: if the array is not one of floats, or one on a GPU of which qparams are
+        to be estimated by another `init` than "observer".
     ValueError
-        If the observer refuses an argument, `scale` is not positive, `channel_len` is neither -1
-        nor positive or not 1 of a scheme per tensor, `init` or `zero_point_rounding` is unknown, or
-        tokens or groups are asked for where the observer has no channels. Of a call: if the
-        observer refuses the array, it has not `channel_len` channels, a scale is not positive and
-        finite, or a zero point is NaN.
+        If the observer refuses an argument, `scale` is not positive, `scale` or `zero_point` is not
+        finite in float32, `channel_len` is neither -1 nor positive or not 1 of a scheme per tensor,
+        `init` or `zero_point_rounding` is unknown, `group_size` is below 2, both tokens and groups
+        are asked for, or one where the observer has no channels or `ch_axis` is not 0. Of a call:
+        if the observer refuses the array, it has not `channel_len` channels, a scale is not
+        positive and finite, or a zero point is NaN.
 
     See Also
     --------
@@ -385,8 +387,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         scale : ndarray
             Scales, float32, not below `eps`.
         zero_point : ndarray
-            Zero points, int64: rounded to nearest even, and clamped to the float32 numbers within
-            the bounds.
+            Zero points, int64: rounded to the nearest integer, ties to even, and clamped to the
+            float32 numbers within the bounds.
 
         Raises
         ------

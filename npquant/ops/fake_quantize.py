@@ -392,10 +392,11 @@ def fake_quantize_per_channel_affine(
 
         q = clamp(rint(input * (1 / scale) + zero_point), quant_min, quant_max)
 
-    There product and sum are rounded once (an fma), but each for float16 zero points, and a float64
-    sum once more to float32. Scale and reciprocal are float32; the code is computed in float32, or
-    in float64 for float64 input; the last product is rounded once to the dtype of `input`. Ties
-    round to even. A NaN becomes `quant_min`, an infinity the bound of its sign.
+    With float32 zero points that is one fma, rounded once; with float16 ones product and sum are
+    rounded each. Of float64 input the sum is then rounded to float32. Scale and reciprocal are
+    float32; the code is computed in float32, or in float64 for float64 input; the last product is
+    rounded once to the dtype of `input`. Ties round to even. A NaN becomes `quant_min`, an infinity
+    the bound of its sign.
 
     With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
     ``rint(input / scale) + zero_point``.
@@ -432,9 +433,9 @@ def fake_quantize_per_channel_affine(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `rounding` is neither word, a scale is not positive and finite in float32, an integer
-        zero point is not between the bounds or does not fit int32, a floating one is not finite,
-        the bounds are in the wrong order or beyond int64, `input` has no such axis, or a shape or
-        `out` does not fit.
+        zero point is not between the bounds or does not fit int32, a floating one is not finite in
+        float32, the bounds are in the wrong order or beyond int64, `input` has no such axis, or a
+        shape or `out` does not fit.
 
     See Also
     --------
@@ -490,10 +491,11 @@ def fake_quantize_per_channel_affine_cachemask(
 
         q = clamp(rint(input * (1 / scale) + zero_point), quant_min, quant_max)
 
-    There product and sum are rounded once (an fma), but each for float16 zero points, and a float64
-    sum once more to float32. Scale and reciprocal are float32; the code is computed in float32, or
-    in float64 for float64 input; the last product is rounded once to the dtype of `input`. Ties
-    round to even. A NaN becomes `quant_min`, an infinity the bound of its sign. The mask says where
+    With float32 zero points that is one fma, rounded once; with float16 ones product and sum are
+    rounded each. Of float64 input the sum is then rounded to float32. Scale and reciprocal are
+    float32; the code is computed in float32, or in float64 for float64 input; the last product is
+    rounded once to the dtype of `input`. Ties round to even. A NaN becomes `quant_min`, an infinity
+    the bound of its sign. The mask says where
     the code lay between the bounds before it was clamped; it is false for NaN.
 
     With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
@@ -530,8 +532,9 @@ def fake_quantize_per_channel_affine_cachemask(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If `rounding` is neither word, a scale is not positive and finite in float32, an integer
-        zero point is not between the bounds, a floating one is not finite, the bounds are in the
-        wrong order or beyond int64, `input` has no such axis, or a shape does not fit.
+        zero point is not between the bounds or does not fit int32, a floating one is not finite in
+        float32, the bounds are in the wrong order or beyond int64, `input` has no such axis, or a
+        shape does not fit.
 
     See Also
     --------

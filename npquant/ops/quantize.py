@@ -311,7 +311,7 @@ def quantize_per_channel(
     PyTorch has no sub-byte codes here and refuses float64 input.
 
     The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
-    code 0, and all else a bound. A float32 scale does without.
+    code 0, and all else a bound. The same scale as a float32 does without.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D18, D19, D22; see docs/departures.md.
 
@@ -518,7 +518,7 @@ def quantize_per_token(
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
     The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
-    code 0, and all else a bound. A float32 scale does without.
+    code 0, and all else a bound. The same scale as a float32 does without.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
@@ -702,7 +702,7 @@ def quantize_per_channel_group(
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
     The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
-    code 0, and all else a bound. A float32 scale does without.
+    code 0, and all else a bound. The same scale as a float32 does without.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
