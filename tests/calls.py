@@ -2,12 +2,16 @@
 
 import inspect
 import math
+import sys
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import pytest
 
 import npquant as nq
+from npquant.checks.calls import forget
+from npquant.cpu import target
 from npquant.ops import fast_choice, fast_path
 
 #: The arguments that are data: arrays of one shape, read once.
@@ -35,6 +39,11 @@ CODES = {**INT8, **ROUNDING}
 
 def data(shape, seed=0):
     """Return float32 data of which some lies beyond every range that the calls below use."""
+    return _data(shape, seed).copy()
+
+
+@lru_cache(maxsize=8)
+def _data(shape, seed):
     return np.random.default_rng(seed).normal(0, 3, shape).astype(np.float32)
 
 
@@ -264,6 +273,15 @@ def results(name, kwargs):
     got = getattr(nq, name)(**kwargs)
     state = [kwargs[key] for key in STATE] if name.startswith("fused") else []
     return *(got if isinstance(got, tuple) else (got,)), *state
+
+
+def set_everywhere(monkeypatch, name, value):
+    """Set what is npquant.cpu.target's in every module that has imported it by its name."""
+    before = vars(target)[name]
+    for key, module in list(sys.modules.items()):
+        if key.partition(".")[0] == "npquant" and vars(module).get(name) is before:
+            monkeypatch.setattr(module, name, value)
+    forget()  # plans that were made with another value
 
 
 @contextmanager

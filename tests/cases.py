@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import lru_cache
 from pathlib import Path
 
 import ml_dtypes
@@ -66,12 +67,18 @@ def _shifted(values, ulps):
 
 
 def inputs(dtype, scale, quant_min, quant_max, zero_point=0, *, finite=False, seed=0):
-    """Return LENGTH values in which a formula's every rounding and bound is met.
+    """Return LENGTH values in which a formula's every rounding and bound is met."""
+    args = np.dtype(dtype), scale, quant_min, quant_max, zero_point
+    return _inputs(*args, finite=finite, seed=seed).copy()
+
+
+@lru_cache(maxsize=4096)
+def _inputs(dtype, scale, quant_min, quant_max, zero_point, *, finite, seed):
+    """The same, made once.
 
     Ties (k + 1/2) * scale and their neighbours at +-1 and +-2 ulp, the neighbourhood of both
     bounds, special values (unless ``finite``, which also keeps x / scale below 2**31), and normals.
     """
-    dtype = np.dtype(dtype)
     seeds = seed, abs(quant_min), abs(quant_max), *dtype.name.encode()
     rng = np.random.default_rng(seeds)
     low, high = quant_min - zero_point, quant_max - zero_point

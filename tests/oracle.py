@@ -74,22 +74,52 @@ def _fma_fraction(a, b, c):
     try:
         return float(exact)  # a ratio of integers: correctly rounded, subnormals too
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
+
+
+def _two_sum(a, b):
+    """Return ``a + b`` and what was rounded away (Knuth)."""
+    total = np.asarray(a + b)
+    virtual = total - a
+    return total, (a - (total - virtual)) + (b - virtual)
+
+
+def _two_product(a, b):
+    """Return ``a * b`` and what was rounded away (Dekker, by halves of 26 bits)."""
+
+    def halves(v):
+        wide = v * (2.0**27 + 1)
+        high = wide - (wide - v)
+        return high, v - high
+
+    product, (a, x), (b, y) = a * b, halves(a), halves(b)
+    return product, ((a * b - product) + a * y + x * b) + x * y
+
+
+def _fma64(a, b, c):
+    """Of float64: a sum rounded to odd, and then once more (Boldo and Melquiond, 2008)."""
+    product, low = _two_product(a, b)
+    rest, lower = _two_sum(c, low)
+    total, error = _two_sum(product, rest)
+    result = total + _to_odd(*_two_sum(error, lower))
+    result = np.where(result == 0, product + c, result)  # the sign of an exact zero follows IEEE
+    # Where a part may overflow or lose bits to underflow, and of what is not finite, exactly.
+    inside = [(abs(v) > 2.0**-900) & (abs(v) < 2.0**990) for v in (a, b, product, c)]
+    rare = ~(inside[0] & inside[1] & inside[2] & (inside[3] | (c == 0)))
+    exact = np.frompyfunc(_fma_fraction, 3, 1)(a[rare], b[rare], c[rare])
+    result[rare] = exact.astype(F64)
+    return result
 
 
 @quiet
 def fma(a, b, c):
     """Return ``a * b + c`` rounded once, in the common dtype (float32 or float64) of the three."""
     a, b, c = np.broadcast_arrays(a, b, c)
-    if np.result_type(a, b, c) == F64:
-        each = np.frompyfunc(_fma_fraction, 3, 1)
-        return np.asarray(each(a.astype(F64), b.astype(F64), c.astype(F64))).astype(F64)
+    wide = np.result_type(a, b, c) == F64
     a, b, c = a.astype(F64), b.astype(F64), c.astype(F64)
-    product = a * b  # exact: 24 + 24 bits
-    total = np.asarray(product + c)
-    virtual = total - product
-    error = (product - (total - virtual)) + (c - virtual)  # TwoSum: exact
-    return _to_odd(total, error).astype(F32)
+    if wide:
+        return _fma64(a, b, c)
+    return _to_odd(*_two_sum(a * b, c)).astype(F32)  # the product is exact: 24 + 24 bits
 
 
 @quiet

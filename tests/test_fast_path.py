@@ -1,6 +1,7 @@
 """Small arrays that are as they mostly are: one kernel, and the bits of those that are not."""
 
 from contextlib import nullcontext
+from functools import cache
 from math import prod
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from calls import (
     long_way,
     results,
     results_the_long_way,
+    set_everywhere,
 )
 from cases import assert_same
 from npquant import backend, dtypes
@@ -161,10 +163,8 @@ OF_ROWS = [
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_rows_in_another_order(name, order, threads, monkeypatch):
     """Too many to be packed: their qparams are put into the order of memory, or from there."""
-    monkeypatch.setattr(target, "threads", lambda: threads)
-    monkeypatch.setattr(fast_path, "threads", lambda: threads)
-    monkeypatch.setattr(fast_path, "PARALLEL_FROM", 0)
-    forget()
+    for name_, value in (("threads", lambda: threads), ("PARALLEL_FROM", 0)):
+        set_everywhere(monkeypatch, name_, value)
     shape = (9, 64, 64)
     if name.endswith("quantize_per_channel_group"):  # which are matrices
         shape, order = (300, 64), tuple(i for i in order if i)
@@ -557,6 +557,15 @@ BACKWARDS = {
 }
 
 
+@cache
+def gradients(which, *broadcast):
+    """What the oracle has of one of these. How data lie is nothing to it, but what is broadcast."""
+    name, (grad, x, *rest) = BACKWARDS[which]
+    some = LYING["broadcast"]
+    data = [some(a) if it else a for a, it in zip((grad, x), broadcast, strict=True)]
+    return getattr(oracle, name)(*data, *rest)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("how", LYING)
 @pytest.mark.parametrize("which", BACKWARDS)
@@ -569,8 +578,9 @@ def test_gradients_of_any_layout(which, how, threads, monkeypatch):
     forget()
     name, (grad, x, *rest) = BACKWARDS[which]
     lay, flat = LYING[how], np.ascontiguousarray
-    for data in ((lay(grad), flat(x)), (flat(grad), lay(x)), (lay(grad), lay(x))):
-        expected = getattr(oracle, name)(*data, *rest)
+    for laid in ((True, False), (False, True), (True, True)):
+        data = [lay(a) if it else flat(a) for a, it in zip((grad, x), laid, strict=True)]
+        expected = gradients(which, *(it and how == "broadcast" for it in laid))
         with long_way():
             in_pieces = getattr(nq, name)(*data, *rest)
         with monkeypatch.context() as patch:

@@ -28,6 +28,7 @@ from calls import (
     in_order,
     results,
     results_the_long_way,
+    set_everywhere,
 )
 from cases import assert_same
 from npquant import dtypes
@@ -442,7 +443,9 @@ def test_more_channels_than_a_table_has():
     assert_same((codes(x),), (np.concatenate(parts),))
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if "learnable" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if "learnable" in name and name.endswith("backward")]
+)
 def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
     """The last ones are fewer; two tiles each."""
     monkeypatch.setattr(sums, "MANY", 3)
@@ -735,11 +738,22 @@ def test_scales_are_put_into_order_part_by_part(name, monkeypatch):
     whole = results(name, kwargs)
     found_anew = walk.seen_at_once.__wrapped__  # which remembers SCALES
     monkeypatch.setattr(walk, "seen_at_once", found_anew)
+    parts, seen = walk._parts, []
+
+    def counted(*args):
+        count = 0
+        for part in parts(*args):
+            count += 1
+            yield part
+        seen.append(count)
+
+    monkeypatch.setattr(walk, "_parts", counted)
     for most in (1, 16, 40, 80, 2**15):
         monkeypatch.setattr(walk, "SCALES", most)
         for order in permutations(range(len(shape))):
-            got = results(name, relaid(kwargs, lambda x, order=order: in_order(x, order), DATA))
-            assert_same(got, whole, (most, order))
+            laid = relaid(kwargs, lambda x, order=order: in_order(x, order), DATA)
+            assert_same(results_the_long_way(name, laid), whole, (most, order))
+    assert min(seen) == 1 < max(seen)
 
 
 @pytest.mark.parametrize("length", [3, 1000])
@@ -773,22 +787,41 @@ def test_results_that_are_not_flat(name):
 # --- segments and threads -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grain", [1, 7, 64])
+#: Ops that make one item of a tensor as small as these.
+OF_ONE_ITEM = (
+    "choose_qparams",
+    "choose_qparams_symmetric",
+    "fake_quantize_learnable_per_tensor_affine_backward",
+    "adaround_regularizer",
+)
+
+
+@pytest.mark.parametrize("grain", [1, 3, 64])
 @pytest.mark.parametrize("name", CALLS)
 def test_segments_in_any_order(name, grain, monkeypatch):
     """What threads do, without compiling it: segments of any length, in any order."""
-    whole, rng = target.Kernel.__call__, np.random.default_rng(0)
+    whole, rng, begins = target.Kernel.__call__, np.random.default_rng(0), []
 
     def in_segments(self, n, size, args, key, grain_=None):
         whole(self, 0, 0, args, key)  # compiles
         for begin in rng.permutation(range(0, n, grain)).tolist():
             self.serial[key](begin, min(n, begin + grain), *args)
+            begins.append((self.name, begin))
 
+    # No array is small, or it would go past the kernel's call.
+    set_everywhere(monkeypatch, "PARALLEL_FROM", 1)
+    for module, limit in ((loops, "FEW"), (maps, "PIECE"), (qparams, "GRAIN")):
+        monkeypatch.setattr(module, limit, 0)
     monkeypatch.setattr(target.Kernel, "__call__", in_segments)
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, (*SHAPES, (5, 32))):
         # The other way would go past the kernel's call.
         got = results_the_long_way(name, arguments(name, shape, axis))
         assert_same(got, expected(name, shape, axis), (shape, axis))
+    cut = {kernel for kernel, begin in begins if begin}
+    assert cut or grain > 1 or name in OF_ONE_ITEM
+    if grain < 64 and axis_name(name) and any("quantize_per_channel" in kernel for kernel in cut):
+        for kind in ("_runs", "_blocks", "_periods"):
+            assert any(kind in kernel for kernel in cut), (kind, cut)
 
 
 #: One op for each way of cutting work, as every parallel kernel takes seconds to compile.
@@ -813,7 +846,7 @@ def test_two_threads(name, monkeypatch):
     try:
         numba.set_num_threads(2)
         for least, some in zip((1, target.PARALLEL_FROM), shapes, strict=True):
-            monkeypatch.setattr(target, "PARALLEL_FROM", least)
+            set_everywhere(monkeypatch, "PARALLEL_FROM", least)
             for shape in some:
                 for axis in axes(name, shape):
                     agree_however_it_lies(name, shape, axis)

@@ -6,6 +6,7 @@ Sums are compared bit for bit too: the oracle adds in the order that docs/numeri
 import itertools
 import math
 from contextlib import nullcontext
+from functools import lru_cache
 
 import ml_dtypes
 import numba
@@ -15,7 +16,7 @@ import pytest
 import cases
 import npquant as nq
 import oracle
-from calls import CALLS, PARAMETERS, arguments, long_way
+from calls import CALLS, PARAMETERS, arguments, long_way, set_everywhere
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 from npquant import cpu
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
@@ -930,6 +931,17 @@ RUNS = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=1)  # of one number of threads and of the other
+def sums_of_channels(shape):
+    """Arguments whose terms cancel, and what the oracle makes of them."""
+    rng = np.random.default_rng(11)
+    x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
+    g = np.ldexp(g, rng.integers(-30, 30, shape))
+    s, z = rng.uniform(0.1, 0.4, shape[1]), rng.normal(size=shape[1])
+    args = g, x, s, z, 1, -8, 7
+    return args, oracle.fake_quantize_learnable_per_channel_affine_backward(*args)
+
+
 @pytest.mark.parametrize("threads", [
     1,
     pytest.param(2, marks=pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2,
@@ -938,18 +950,16 @@ RUNS = (
 @pytest.mark.parametrize("shape", BESIDE + RUNS, ids=str)
 def test_sums_of_channels_however_they_are_cut(shape, threads, monkeypatch):
     if threads > 1:  # segments of a task or a few
-        monkeypatch.setattr("npquant.cpu.target.PARALLEL_FROM", 0)
+        set_everywhere(monkeypatch, "PARALLEL_FROM", 0)
         monkeypatch.setattr("npquant.cpu.target.GRAIN", 256)
-    rng = np.random.default_rng(11)
-    x, g = (rng.normal(size=shape).astype(F32) for _ in range(2))
-    g = np.ldexp(g, rng.integers(-30, 30, shape))
-    s, z = rng.uniform(0.1, 0.4, shape[1]), rng.normal(size=shape[1])
+    args, expected = sums_of_channels(shape)
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:
-        agree("fake_quantize_learnable_per_channel_affine_backward", g, x, s, z, 1, -8, 7)
+        got = nq.fake_quantize_learnable_per_channel_affine_backward(*args)
     finally:
         numba.set_num_threads(before)
+    assert_same(got, expected)
 
 
 @pytest.mark.parametrize("channels", [2, 3, 64, 65])
@@ -1528,7 +1538,8 @@ def test_fused(per_row, symmetric):
             state = [np.full(count, np.inf, F32), np.full(count, -np.inf, F32), np.ones(count, F32),
                      np.zeros(count, np.int32)]  # fmt: skip
             other = [p.copy() for p in state]
-            for x in (*batches[start:], *batches[:3]):
+            # Each of them first, and with the two that follow; and one long average.
+            for x in batches if start == 0 else (batches * 2)[start : start + 3]:
                 for on in ((1, 1), (1, 0), (0, 1)):
                     tail = 0.01, *bounds, 0, per_row, symmetric
                     op = "fused_moving_avg_obs_fake_quant_cachemask"

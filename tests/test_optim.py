@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from calls import set_everywhere
 from cases import assert_same
 from npquant import cpu, optim
 from npquant.autograd import Parameter
@@ -106,19 +107,22 @@ def test_layouts(rule, layout):
 @by_rule
 def test_segments_in_any_order(rule, monkeypatch):
     """What threads do: segments of any length in any order, each element once."""
-    whole, rng = target.Kernel.__call__, np.random.default_rng(0)
+    whole, rng, begins = target.Kernel.__call__, np.random.default_rng(0), []
 
     def in_segments(self, n, size, args, key):
         whole(self, 0, 0, args, key)  # compiles
         for begin in rng.permutation(range(0, n, 7)).tolist():
             self.serial[key](begin, min(n, begin + 7), *args)
+            begins.append(begin)
 
+    set_everywhere(monkeypatch, "PARALLEL_FROM", 1)  # or it would not be called so
     monkeypatch.setattr(target.Kernel, "__call__", in_segments)
     value, gradients = data((5, 67))
     expected = by_hand(rule, value, gradients)
     optimizer = MAKE[rule]([value])
     for g in gradients:
         optimizer.step([g])
+    assert len(begins) > len(gradients)
     assert_same(value, expected)
 
 

@@ -6,6 +6,8 @@ import platform
 import re
 import subprocess
 import sys
+from functools import cache
+from tempfile import TemporaryDirectory
 
 import ml_dtypes
 import numpy as np
@@ -339,14 +341,16 @@ INTELS = {
 }
 
 
-def compiled_for(name, features, code, place):
+@cache
+def compiled_for(name, features, code):
     """What a program prints that compiles for another processor, and runs nothing of it."""
-    env = {
-        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(place),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }  # fmt: skip
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
-                         env=os.environ | env)  # fmt: skip
+    with TemporaryDirectory() as place:
+        env = {
+            "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": place,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }  # fmt: skip
+        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True,
+                             text=True, env=os.environ | env)  # fmt: skip
     return run.stdout
 
 
@@ -355,20 +359,20 @@ of_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="nobody else 
 
 @of_x86
 @pytest.mark.parametrize("name", INTELS)
-def test_vectors_are_whole_where_they_slow_nothing_down(name, tmp_path):
+def test_vectors_are_whole_where_they_slow_nothing_down(name):
     features, longest = INTELS[name]
     code = """if True:
         from test_parts import FLOAT64, Kernel, _in_vectors
         kernel = Kernel(_in_vectors, "fourth_powers", lambda: (FLOAT64, FLOAT64))
         print(kernel._code[()].library.get_asm_str())
     """
-    text = compiled_for(name, features, code, tmp_path)
+    text = compiled_for(name, features, code)
     assert max(re.findall(r"vmulpd\s.*([xyz]mm)", text)) == longest
 
 
 @of_x86
 @pytest.mark.parametrize("name", ["icelake-server", "znver3"])
-def test_arrays_are_not_addressed_as_the_stack_is(name, tmp_path):
+def test_arrays_are_not_addressed_as_the_stack_is(name):
     """By the register of a function's frame, if it has none; where that takes longer."""
     code = """if True:
         from npquant.cpu.extremes import minmax, np
@@ -376,7 +380,7 @@ def test_arrays_are_not_addressed_as_the_stack_is(name, tmp_path):
         library = minmax._runs._code[key].library
         print(library.get_llvm_str(), library.get_asm_str())
     """
-    text = compiled_for(name, "+avx512f,+avx512vl,+avx512vbmi2", code, tmp_path)
+    text = compiled_for(name, "+avx512f,+avx512vl,+avx512vbmi2", code)
     assert ('"frame-pointer"="all"' in text) == (name == "icelake-server")
     if name == "icelake-server":
         assert "vpmaxud" in text
@@ -405,8 +409,8 @@ MINMAX = """if True:
 
 @of_x86
 @pytest.mark.parametrize(("name", "fetches"), [("haswell", True), ("znver3", False)])
-def test_where_what_is_only_read_is_fetched(name, fetches, tmp_path):
-    text = compiled_for(name, "+avx2,+fma", MINMAX, tmp_path)
+def test_where_what_is_only_read_is_fetched(name, fetches):
+    text = compiled_for(name, "+avx2,+fma", MINMAX)
     assert ("call void @llvm.prefetch" in text) == fetches
 
 
@@ -415,7 +419,7 @@ def test_where_what_is_only_read_is_fetched(name, fetches, tmp_path):
     ("name", "read", "fetches"),
     [("haswell", "float32", True), ("haswell", "int8", False), ("znver3", "float32", False)],
 )
-def test_where_what_goes_past_the_caches_is_fetched(name, read, fetches, tmp_path):
+def test_where_what_goes_past_the_caches_is_fetched(name, read, fetches):
     """Not of codes that become wider, and not on a Zen."""
     code = f"""if True:
         from test_parts import np
@@ -427,16 +431,16 @@ def test_where_what_goes_past_the_caches_is_fetched(name, read, fetches, tmp_pat
             text = kernel._code[key].library.get_llvm_str()
             print("!nontemporal" in text, "call void @llvm.prefetch" in text)
     """
-    found = compiled_for(name, "+avx2,+fma", code, tmp_path).split()
+    found = compiled_for(name, "+avx2,+fma", code).split()
     assert found == 2 * ["True", str(fetches)]
 
 
 @of_x86
-def test_no_references_are_counted(tmp_path):
+def test_no_references_are_counted():
     """Of arrays that a caller holds: in a loop it takes time, and threads wait for one another."""
     kernel = Kernel(_primitives, "without_references", lambda: (FLOAT32, INT8))
     assert "NRT_" not in kernel._code[()].library.get_llvm_str()
-    text = compiled_for("haswell", "+avx2,+fma", MINMAX, tmp_path)
+    text = compiled_for("haswell", "+avx2,+fma", MINMAX)
     assert "define " in text
     assert set(re.findall(r"NRT_\w+", text)) <= {"NRT_Free"}
 
@@ -450,14 +454,14 @@ def test_no_references_are_counted(tmp_path):
         ("znver4", "+avx2,+avx512bw", False),
     ],
 )
-def test_where_bytes_are_packed(name, features, packs, tmp_path):
+def test_where_bytes_are_packed(name, features, packs):
     code = """if True:
         from test_parts import np
         from npquant.cpu.quantize import quantize_per_tensor
         key = np.dtype(np.float32), np.dtype(np.int8), ("float64", "int32", "float32"), True
         print(quantize_per_tensor.__self__._runs._code[key].library.get_llvm_str())
     """
-    text = compiled_for(name, features, code, tmp_path)
+    text = compiled_for(name, features, code)
     assert ("call <32 x i8> @llvm.x86.avx2.packuswb" in text) == packs
 
 
@@ -467,7 +471,7 @@ def test_where_bytes_are_packed(name, features, packs, tmp_path):
     ("znver4", "+avx2,+avx512bw,+avx512dq,+avx512bf16", True, True),
     ("znver4", "+avx2,+avx512bw,+avx512bf16", True, False),
 ])  # fmt: skip
-def test_where_bfloat16_is_made_of_many(name, features, many, at_once, tmp_path):
+def test_where_bfloat16_is_made_of_many(name, features, many, at_once):
     code = """if True:
         from test_parts import np
         import ml_dtypes
@@ -476,7 +480,7 @@ def test_where_bfloat16_is_made_of_many(name, features, many, at_once, tmp_path)
         key = np.dtype(np.int8), np.dtype(ml_dtypes.bfloat16), qparams, True
         print(dequantize_in_integers.__self__._runs._code[key].library.get_llvm_str())
     """
-    text = compiled_for(name, features, code, tmp_path)
+    text = compiled_for(name, features, code)
     assert ("shufflevector <64 x i16>" in text) == many
     assert ("@llvm.x86.avx512bf16.cvtne2ps2bf16.512" in text) == at_once
 

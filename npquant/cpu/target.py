@@ -254,13 +254,13 @@ def _compile(function: Any, signature: tuple[types.Type, ...], full_width: bool 
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
     parts = parts_of(function.__qualname__, full_width)
-    with global_compiler_lock, _no_collection(), needed_work(), parts:
+    with global_compiler_lock, no_collection(), needed_work(), parts:
         dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No search for garbage, which takes a tenth of the time: a compiler makes many objects."""
     if not gc.isenabled():
         yield

@@ -22,6 +22,7 @@ import numpy as np
 from numba import config, types
 
 from npquant.cpu.storage import TYPES
+from npquant.cpu.target import no_collection
 from npquant.cuda.watch import watch
 
 
@@ -162,7 +163,8 @@ class Kernel:
         make_ready()
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = self._compiled(key)
+            with no_collection():
+                entry = self._entries[key] = self._compiled(key)
         entry(blocks, threads, args, on)
         if watch.recording is not None:
             watch.recording.launched(entry, blocks, threads, args, on)
