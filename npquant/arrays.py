@@ -242,6 +242,11 @@ def beside(like: Array, a: Array) -> Array:
     return a if type(x) is ArraySpec else x.library.upload(x, a)
 
 
+def given(like: Array, a: Array) -> Array:
+    """`a`, of which a call on a spec is told no more than that where it lies on a GPU."""
+    return ArraySpec(*kind(a)) if isinstance(like, ArraySpec) and on_device(a) else a
+
+
 def following(like: Array, a: Array) -> Array:
     """The same, to compute with: on a GPU all that is done to it goes to the stream of `like`."""
     a = beside(like, a)

@@ -6,13 +6,13 @@ The update rules are those of PyTorch 2.13 on a CPU (``torch.optim``, ``foreach=
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from npquant import backend, checks
-from npquant.arrays import copy, full_like
+from npquant.arrays import beside, copy, full_like, on_host
 from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
 from npquant.owners import is_array
@@ -70,9 +70,9 @@ class _Optimizer(ABC):
             differ.
         ValueError
             If there is not one gradient for each parameter, or their shapes differ, or a parameter
-            has another shape or dtype than at its last step, or a gradient overlaps its parameter
-            and is not the same array, or a float32 does not hold `lr`, the momentum or the weight
-            decay of a parameter of that dtype. Nothing has been updated then.
+            has another shape or dtype than its state, or a gradient overlaps its parameter and is
+            not the same array, or a float32 does not hold an option of a parameter of that dtype,
+            or the step that Adam makes of `lr`. Nothing has been updated then.
         """
         given = _listed(gradients, "gradients", "arrays, one for each parameter")
         if len(given) != len(self.params):
@@ -83,7 +83,7 @@ class _Optimizer(ABC):
             raise ValueError(
                 f"params must stay the {len(self._state)} that there were, got {len(self.params)}"
             )
-        large = [name for name in self._factors if getattr(self, name) >= checks.BEYOND[float32]]
+        large = self._largest() >= checks.BEYOND[float32]
         pairs: list[tuple[int, Array, Array]] = []
         for i, gradient in enumerate(given):
             if gradient is not None:
@@ -94,11 +94,11 @@ class _Optimizer(ABC):
                     )
                 found = checks.same(gradient, f"gradients[{i}]", value, data=f"params[{i}]")
                 checks.itself_or_apart(value, f"params[{i}]", found, f"gradients[{i}]")
-                for name in large if value.dtype == float32 else ():
-                    checks.finite_float32(getattr(self, name), name)
+                if large and value.dtype == float32:
+                    self._check_numbers(self._state[i])
                 pairs.append((i, value, found))
         # All memory first: where there is none, nothing has been updated.
-        states = [self._state[i] or self._begun(value) for i, value, _ in pairs]
+        states = [self._state_of(i, value) for i, value, _ in pairs]
         for (i, value, gradient), state in zip(pairs, states, strict=True):
             before = self._state[i] and {**state}
             if "step" in state:  # counted first: a state of no step could not be saved
@@ -109,6 +109,27 @@ class _Optimizer(ABC):
             except Exception:
                 self._state[i] = before
                 raise
+
+    def _state_of(self, i: int, value: Array) -> dict[str, Any]:
+        """The state of a parameter, where that lies by now."""
+        state = self._state[i]
+        if not state:
+            return self._begun(value)
+        host = type(value) is np.ndarray
+        if any((type(state[key]) is np.ndarray) != host for key in self._arrays):
+            moved = {key: beside(value, state[key]) for key in self._arrays}
+            self._state[i] = state = {**state, **moved}
+        return state
+
+    def _largest(self) -> float:
+        """The largest number that a step may compute with."""
+        numbers: list[float] = [getattr(self, name) for name in self._factors]
+        return max(numbers)
+
+    def _check_numbers(self, state: dict[str, Any]) -> None:
+        """Refuse what a float32 does not hold, in which a step would compute with it."""
+        for name in self._factors:
+            checks.finite_float32(getattr(self, name), name)
 
     @abstractmethod
     def _begun(self, value: Array) -> dict[str, Any]:
@@ -145,7 +166,7 @@ class _Optimizer(ABC):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and the options, as copies.
+        """Return the state and the options, as copies in NumPy.
 
         Returns
         -------
@@ -155,7 +176,7 @@ class _Optimizer(ABC):
         """
         options = {name: getattr(self, name) for name in self._options}
         group = {**options, "params": list(range(len(self.params)))}
-        state = {i: _copied(entry) for i, entry in enumerate(self._state) if entry}
+        state = {i: _copied(entry, on_host) for i, entry in enumerate(self._state) if entry}
         return {"state": state, "param_groups": [group]}
 
     @takes_state
@@ -240,7 +261,8 @@ class _Optimizer(ABC):
         for key in self._arrays:
             if not is_array(parts[key]):
                 raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
-            given = checks.same(parts[key], f"{name}[{key!r}]", value, data=f"params[{i}]")
+            there = beside(value, parts[key])
+            given = checks.same(there, f"{name}[{key!r}]", value, data=f"params[{i}]")
             found[key] = copy(given)
             known = isinstance(found[key], np.ndarray)  # none is asked for that is on a GPU
             if key in self._squares and known and (found[key] < 0).any():
@@ -400,6 +422,7 @@ class Adam(_Optimizer):
     _options = ("lr", "betas", "eps")
     _arrays = ("exp_avg", "exp_avg_sq")
     _squares = ("exp_avg_sq",)
+    _factors = ("lr", "eps")
     lr: float
     betas: tuple[float, float]
     eps: float
@@ -417,6 +440,17 @@ class Adam(_Optimizer):
     def _checked(self, name: str, value: Any) -> Any:
         return _betas(value) if name == "betas" else super()._checked(name, value)
 
+    def _largest(self) -> float:
+        return max(self.lr / (1 - self.betas[0]), self.eps)
+
+    def _check_numbers(self, state: dict[str, Any]) -> None:
+        super()._check_numbers(state)
+        step = self._step(state.get("step", 0) + 1)
+        checks.finite_float32(step, "lr / (1 - betas[0]**t)")
+
+    def _step(self, count: int) -> float:
+        return self.lr / (1 - self.betas[0] ** count)
+
     def _keys(self) -> tuple[str, ...]:
         return ("step", *self._arrays)
 
@@ -426,7 +460,7 @@ class Adam(_Optimizer):
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         count = state["step"]
         beta1, beta2 = self.betas
-        step = -(self.lr / (1 - beta1**count))
+        step = -self._step(count)
         root = (1 - beta2**count) ** 0.5
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
         backend.of(value).adam(
@@ -467,5 +501,5 @@ def _of_numbers(name: str, value: Any) -> None:
             raise ValueError(f"{name} must be a number, or a pair of numbers, got {seen(value)}")
 
 
-def _copied(entry: dict[str, Any]) -> dict[str, Any]:
-    return {k: copy(v) if is_array(v) else v for k, v in entry.items()}
+def _copied(entry: dict[str, Any], copied: Callable[[Array], Array] = copy) -> dict[str, Any]:
+    return {k: copied(v) if is_array(v) else v for k, v in entry.items()}

@@ -1,6 +1,7 @@
 """The tape: what it traces, what it frees, what it refuses; and the gradient of every step."""
 
 import doctest
+import gc
 import importlib
 import inspect
 import itertools
@@ -886,6 +887,24 @@ def test_gradients_on_the_way_are_freed():
             tape.record(y, [before], backward)
     tape.gradient(y, x, np.ones(3))
     assert max(most) == 1
+
+
+def test_what_is_left_is_freed_where_a_backward_fails():
+    def fails(grad):
+        raise OSError("no more of it")
+
+    with ag.Tape() as tape:
+        x = np.zeros(3)
+        tape.watch(x)
+        first = tape.apply(ag.mul, x, np.ones(3))
+        last = first + 1
+        tape.record(last, [first], fails)
+    kept = weakref.ref(first)
+    del first
+    with pytest.raises(OSError, match="no more"):
+        tape.gradient(last, x, np.ones(3))
+    gc.collect()  # what the error's frames hold
+    assert kept() is None
 
 
 def test_identities_are_not_mistaken():

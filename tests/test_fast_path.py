@@ -346,6 +346,23 @@ def test_wrong_qparams_of_large_data_with_gaps():
         nq.fake_quantize_per_tensor_affine(x, 1.0, 8, -8, 7)
 
 
+@pytest.mark.parametrize("lay", [np.copy, lambda x: np.repeat(x, 2, axis=1)[:, ::2]])
+@pytest.mark.parametrize("length", [8, 512, 600])
+def test_numbers_are_no_scales_of_rows(length, lay):
+    """Though the classes float and int equal the dtypes of scales that are arrays."""
+    x = lay(np.ones((17_000 // length * 2, length), np.float32))
+    for op, *rest in (
+        (nq.quantize_per_token,), (nq.quantize_per_channel_group, 8),
+        (nq.dequantize_per_channel,),
+    ):  # fmt: skip
+        args: tuple = (x, 0.1, 0, -128, 127, np.int8, *rest)
+        kwargs = {}
+        if op is nq.dequantize_per_channel:
+            args, kwargs = (lay(x.astype(np.int8)), 0.1, 0, 0, *args[3:]), {"out_dtype": np.float64}
+        with pytest.raises(ValueError, match=r"scales must have the shape .* got \(\)"):
+            op(*args, **kwargs)
+
+
 @pytest.mark.parametrize("how", LYING)
 @pytest.mark.parametrize("name", [n for n in WITH_OUT if n in OPS])
 def test_out_of_small_arrays_of_any_layout(name, how, monkeypatch):

@@ -498,6 +498,17 @@ def test_fused_quantizes_before_it_observes():
     assert module.scale.shape == (5,)
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"observer": MovingAveragePerChannelMinMaxObserver}])
+def test_the_fused_module_comes_to_one_kernel(kwargs, monkeypatch):
+    """Its state is as the op has the least to do with."""
+    module, other = (FusedMovingAvgObsFakeQuantize(**kwargs) for _ in range(2))
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    module(x)
+    expected = other(x), other(2 * x)
+    monkeypatch.setattr("npquant.backend.of", None)  # which other ways call
+    assert_same(module(2 * x), expected[1])
+
+
 def test_fused_has_seen_nothing():
     module = FusedMovingAvgObsFakeQuantize()
     with pytest.warns(UserWarning, match="nothing was observed"):

@@ -1521,6 +1521,24 @@ def test_fused_at_once(dtype, zero_point, values, bounds):
 
 
 @pytest.mark.parametrize("per_row", [False, True])
+def test_fused_state_lies_apart(per_row):
+    """From data of the other byte order too, which are copied; and from itself beside a spec."""
+    ends, scale, zero_point = np.zeros(2, F32), np.ones(1, F32), np.zeros(1, np.int32)
+    rest = scale, zero_point, 0.01, 0, 255, 0, per_row
+    op = nq.fused_moving_avg_obs_fake_quant
+    x = np.arange(8).reshape(1, 8).astype(F32)
+    for data in (x, x.astype(x.dtype.newbyteorder())):
+        before = data.copy()
+        low = data.view(F32)[0, :1]
+        with pytest.raises(ValueError, match="running_min must be apart from input"):
+            op(data, 1, 1, low, ends[1:], *rest)
+        assert (data == before).all()
+    for data in (x, nq.ArraySpec(x.shape, x.dtype)):
+        with pytest.raises(ValueError, match="running_max must be apart from running_min"):
+            op(data, 1, 1, ends[:1], ends[:1], *rest)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_fused(per_row, symmetric):
     rng = np.random.default_rng(3)

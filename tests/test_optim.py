@@ -568,6 +568,23 @@ def test_options_that_no_float32_holds(make, name, options):
     assert (one < 1).all()
 
 
+def test_a_step_of_adam_that_no_float32_holds():
+    """Ten times the learning rate at first, and less and less of it."""
+    p, q = np.ones(3, F32), np.ones(3)
+    with pytest.raises(ValueError, match="eps must be finite in float32, got 1e"):
+        Adam([p], eps=1e39).step([p])
+    optimizer = Adam([p, q], lr=5e37)
+    with pytest.raises(ValueError, match=r"lr / \(1 - betas\[0\]\*\*t\) must be finite in float32"):
+        optimizer.step([np.ones(3, F32), np.ones(3)])
+    assert (p == 1).all()
+    assert (q == 1).all()
+    optimizer.lr = 3e37
+    optimizer.step([np.ones(3, F32), np.ones(3)])
+    optimizer.lr = 5e37  # the second step is 2.6e38
+    optimizer.step([np.ones(3, F32), np.ones(3)])
+    assert np.isfinite(p).all()
+
+
 def test_parameters_that_were_added():
     optimizer = SGD([np.ones(2)])
     optimizer.params.append(np.ones(3))

@@ -393,7 +393,7 @@ def test_rows_that_judge_are_integers_of_any_dtype(dtype):
     held_out, options = np.array([1, 7, 7]), {"steps": 3, "rng": 0}
     args = Linear(W), GRID, X
     expected = optimize_rounding(*args, held_out=held_out, **options)
-    for given in (held_out.astype(dtype), held_out.tolist()):
+    for given in (held_out.astype(dtype), held_out.tolist(), range(1, 8, 6)):
         got = optimize_rounding(*args, held_out=given, **options)
         assert got.weight.tobytes() == expected.weight.tobytes()
         assert got.report == expected.report
@@ -680,6 +680,9 @@ ERRORS = {
         "grids[0]: scale must have the shape (2,), got (1,)"),
     "a scale of zero": (
         {"grids": Grid([1.0, 0.0], [0, 0], -8, 7, axis=0)}, ValueError, "grids[0]: scale must be"),
+    "a grid of specs": (
+        {"grids": Grid(nq.ArraySpec((2,), np.float32), [0, 0], -8, 7, axis=0)}, TypeError,
+        "grids[0]: scale must be numbers, got an ArraySpec"),
     "zero point outside": ({"grids": Grid(1.0, 9, -8, 7)}, ValueError, "grids[0]: zero_point must"),
     "bounds": ({"grids": Grid(1.0, 0, 7, -8)}, ValueError, "grids[0]: quant_min must not exceed"),
     "group size": (

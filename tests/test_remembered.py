@@ -76,7 +76,11 @@ def test_arrays_that_change(name):
         for k, v in given.items():  # what the call itself updates is set back
             if isinstance(v, np.ndarray):
                 changed[k][...] = v
-        changed[argument].flat[-1] = wanted[argument].flat[-1] = value.flat[0]
+        new = value.flat[0]
+        if new == value.flat[-1]:  # as of one element
+            new = 1 - new if argument.endswith(("_on", "_enabled")) else new + 1
+        changed[argument].flat[-1] = wanted[argument].flat[-1] = new
+        assert not np.array_equal(changed[argument], value), argument
         assert_same(op(**changed), op(**wanted), argument)
 
 
@@ -108,6 +112,14 @@ def test_zeros_of_both_signs_are_told_apart():
     for kind in (float, np.float16, np.float32, np.longdouble, ml_dtypes.bfloat16, E5M2):
         zeros = kind(0.0), kind(-0.0), kind(0.0)
         assert [sign(v) for v in zeros] == [1, -1, 1], kind
+
+
+def test_zeros_of_both_signs_are_remembered():
+    asked = []
+    check = checks.remembered(lambda *args: asked.append(args))
+    for args in ((0.0, 1.0), (-0.0, 1.0), (0.0, -0.0), (-0.0, 0.0), (np.float32(0), 1)) * 3:
+        check(*args)
+    assert len(asked) == 5
 
 
 def test_zeros_without_a_sign_are_remembered():

@@ -249,6 +249,9 @@ def checked_grid(value: Any, name: str, weight: Array) -> Grid:
     if not isinstance(value, Grid):
         raise TypeError(f"{name} must be a Grid, got {show(value)}")
     spec = nq.ArraySpec(weight.shape, float32)
+    for key in ("scale", "zero_point"):
+        if isinstance(getattr(value, key), nq.ArraySpec):
+            raise TypeError(f"{name}: {key} must be numbers, got an ArraySpec")
     try:
         nq.adaround_soft(spec, spec, **vars(value))
     except (TypeError, ValueError) as error:

@@ -594,8 +594,8 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
     """The rows to learn from, and those that judge."""
     if isinstance(held_out, Gram):
         raise TypeError("held_out must be a share or indices of rows where inputs is no Gram")
-    if isinstance(held_out, (list, tuple)):
-        held_out = checks.array_of_numbers(held_out or np.empty(0, np.intp), "held_out")
+    if isinstance(held_out, (list, tuple, range)):
+        held_out = checks.array_of_numbers(list(held_out) or np.empty(0, np.intp), "held_out")
     if isinstance(held_out, np.ndarray) and held_out.ndim == 1:
         judging = checks.host_array(held_out, "held_out", _ROWS)
         if len(judging) and (judging.min() < 0 or judging.max() >= rows):

@@ -392,9 +392,12 @@ class Tape:
         leading = self._leading(ends)
         grads = {id(target): first}
         self._state = "spent"
-        while self._records:
-            self._step_back(grads, ends, leading)
-        self._variables.clear()
+        try:
+            while self._records:
+                self._step_back(grads, ends, leading)
+        finally:  # whatever a backward raises
+            self._records.clear()
+            self._variables.clear()
 
         taken = {id(grad)}  # arrays that are somebody else's already
         found = [_own(grads.get(id(source)), taken) for source in wanted]

@@ -216,12 +216,12 @@ def itself_or_apart(x: Array, name: str, y: Array, other: str) -> None:
 def refuse_overlap(names: tuple[str, ...], arrays: tuple[Array, ...]) -> None:
     """Refuse arrays to write to, all but the first, of which two share an element.
 
-    On a GPU, of those that have gaps only what begins at one place is found.
+    On a GPU, of those that have gaps only what begins at one place is found. Specs share nothing,
+    nor do arrays of two kinds.
     """
-    if type(arrays[0]) is ArraySpec:
-        return
     for (i, a), (j, b) in combinations(enumerate(arrays), 2):
-        if a.size and b.size and _overlapping(a, b):
+        alike = type(a) is type(b) is not ArraySpec
+        if alike and a.size and b.size and _overlapping(a, b):
             raise ValueError(f"{names[j]} must be apart from {names[i]}, got an overlapping array")
 
 

@@ -71,6 +71,7 @@ _NUMBERS, _UNSIGNED = (float, np.generic), (np.integer, np.bool_)
 
 
 _memories: list[Any] = []
+_ZEROS = object()  # what is remembered of arguments among which there are some
 
 
 def _fixed(a: Any) -> bool:
@@ -78,6 +79,15 @@ def _fixed(a: Any) -> bool:
     kind = a if isinstance(a, type) else type(a)
     fixed = isinstance(a, _FIXED) and kind.__module__.partition(".")[0] in _OWN
     return fixed or type(a) in _PLAIN
+
+
+def _signs(args: tuple[Any, ...]) -> tuple[float, ...]:
+    """The signs of the zeros among the arguments that have one."""
+    return tuple([
+        math.copysign(1, a)
+        for a in args
+        if isinstance(a, _NUMBERS) and not isinstance(a, _UNSIGNED) and a == 0
+    ])  # fmt: skip
 
 
 def forget() -> None:
@@ -90,23 +100,26 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
     """`check`, run once for the same arguments: the same calls come again and again.
 
     Arrays are told by shape, dtype and type. Of one among the arguments, as of all that may change,
-    nothing is remembered; nor of a zero with a sign, since 0.0 and -0.0 are equal.
+    nothing is remembered. Zeros are told by their signs too, since 0.0 and -0.0 are equal.
     """
 
     @lru_cache(maxsize=1024, typed=True)
-    def fast(*args: Any) -> T:
-        if all(map(_fixed, args)) and not any(
-            isinstance(a, _NUMBERS) and not isinstance(a, _UNSIGNED) and a == 0 for a in args
-        ):
-            return check(*args)
-        raise TypeError  # which is not remembered
+    def fast(*args: Any) -> Any:
+        if not all(map(_fixed, args)):
+            raise TypeError  # which is not remembered
+        return _ZEROS if _signs(args) else check(*args)
 
-    _memories.append(fast)
+    @lru_cache(maxsize=1024, typed=True)
+    def of_zeros(signs: tuple[float, ...], *args: Any) -> T:
+        return check(*args)
+
+    _memories.extend((fast, of_zeros))
 
     @wraps(check)
     def call(*args: Any) -> T:
         try:
-            return fast(*args)
+            found: Any = fast(*args)
+            return of_zeros(_signs(args), *args) if found is _ZEROS else found
         except Exception:  # an array cannot be looked up, or something is wrong: check it anew
             pass
         return check(*args)

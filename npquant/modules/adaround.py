@@ -149,6 +149,8 @@ class AdaroundFakeQuantizer(FakeQuantize):
         """Observe and round, as the switches say."""
         data = checks.floats(value_of(x), "x")
         if data.size == 0 or isinstance(data, ArraySpec):
+            if self._decided and data.size:
+                self._check_shape(data)
             return x
         enabled, observing = self._on("fake_quant_enabled"), self._on("observer_enabled")
         if enabled or observing:  # before anything is observed

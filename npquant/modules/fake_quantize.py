@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arrays import astype, copy, following, kind, new
+from npquant.arrays import astype, copy, following, given, kind, new
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
@@ -291,7 +291,7 @@ class FakeQuantize(FakeQuantizeBase):
             qparams = self._of_spec(data)
         else:
             self._bring(data, "scale", "zero_point")
-            qparams = self.scale, self.zero_point
+            qparams = given(data, self.scale), given(data, self.zero_point)
         bounds = self.quant_min, self.quant_max
         if not self.is_per_channel:
             return call(nq.fake_quantize_per_tensor_affine, x, *qparams, *bounds)
@@ -314,7 +314,7 @@ class FakeQuantize(FakeQuantizeBase):
     def _of_spec(self, x: ArraySpec) -> tuple[Any, Any]:
         """Qparams as an array of this shape will have them."""
         if not self.is_per_channel:
-            return self.scale, self.zero_point
+            return given(x, self.scale), given(x, self.zero_point)
         channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
         self.activation_post_process._check_channels(channels)
         scale, zero_point = (kind(v)[1] for v in (self.scale, self.zero_point))
@@ -476,6 +476,10 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
                 high = np.full(channels, -np.inf, _FLOAT)
             if kind(scale)[0] != (channels,):
                 scale, zero_point = np.ones(channels, _FLOAT), np.zeros(channels, _INT32)
+        elif isinstance(low, np.ndarray):  # as the op has the least to do with
+            low, high = low.reshape(1), high.reshape(1)
+        if isinstance(x, ArraySpec):
+            return given(x, low), given(x, high), given(x, scale), given(x, zero_point)
         low, high, scale, zero_point = (
             copy(following(x, v)) for v in (low, high, scale, zero_point)
         )  # fmt: skip

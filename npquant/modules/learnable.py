@@ -11,7 +11,7 @@ import numpy as np
 import npquant as nq
 from npquant import checks, dtypes
 from npquant.arithmetic import maximum, rounded
-from npquant.arrays import astype, beside, following, full_like, kind, reshape
+from npquant.arrays import astype, beside, following, full_like, given, kind, reshape
 from npquant.autograd import Parameter
 from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
@@ -312,7 +312,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         """Estimate and fake quantize, as the switches say."""
         data = checks.floats(value_of(x), "x")
         if isinstance(data, ArraySpec):  # which changes no state
-            scale, zero_point = self._scale(data), self._zero_point(data)
+            scale, zero_point = given(data, self.scale.value), given(data, self.zero_point.value)
+            scale = self._scale() if scale is self.scale.value else scale
+            zero_point = self._zero_point() if zero_point is self.zero_point.value else zero_point
         else:
             if self._on("static_enabled") and data.size:
                 self._estimate(data)

@@ -389,7 +389,7 @@ def _with_gaps(form: Form, constants: tuple[Any, Any, Any], strides: Any) -> Fas
     if way is None:
         return None
     (kernel, items, grain, told, key), as_given = way
-    n, looks, numbers = prod(shape), Looks(*form.kinds), _NUMBERS in form.kinds
+    n, looks, numbers = prod(shape), Looks(*form.kinds), _NUMBERS in frozenset(form.kinds)
     below, beyond = (ends[np.dtype(precision.scale)] for ends in (checks.BELOW, checks.BEYOND))
     least, most = map(float, form.within)
 

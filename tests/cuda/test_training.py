@@ -2,6 +2,7 @@
 
 from copy import copy as shallow
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -321,6 +322,36 @@ def test_fake_quantize_of_a_histogram(monkeypatch):
     ours, theirs = (FakeQuantize(HistogramObserver, -8, 7, dtype=np.int8) for _ in range(2))
     for x in BATCHES:
         same([ours(cuda.to_device(x))], [theirs(x)])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_spec_beside_state_on_a_gpu(name):
+    """It is asked for no more than shapes and dtypes, and launches nothing."""
+    module, spec = MODULES[name](), nq.ArraySpec(BATCHES[0].shape, np.float32)
+    module(cuda.to_device(BATCHES[0]))
+    got = module(spec)
+    assert (got.shape, got.dtype) == (spec.shape, spec.dtype)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "Adam"])
+def test_the_state_of_an_optimizer_goes_where_its_parameter_is(optimizer, monkeypatch):
+    """From NumPy to a GPU, through a file, and back."""
+    first, second, third = (BATCHES[0] * k for k in (1.0, 0.5, 2.0))
+    ours, theirs = (SimpleNamespace(value=np.ones_like(first)) for _ in range(2))
+    update, expected = OPTIMIZERS[optimizer]([ours]), OPTIMIZERS[optimizer]([theirs])
+    update.step([first])
+    ours.value = cuda.to_device(ours.value)
+    update.step([cuda.to_device(second)])
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    state = update.state_dict()
+    assert all(isinstance(v, (np.ndarray, int)) for v in state["state"][0].values())
+    again = OPTIMIZERS[optimizer]([ours])
+    again.load_state_dict(state)
+    ours.value = seen(ours.value)
+    again.step([third])
+    for g in (first, second, third):
+        expected.step([g])
+    assert_same(ours.value, theirs.value)
 
 
 def test_optimizers_refuse_a_mixture():

@@ -149,9 +149,9 @@ class Observer(Module):
             granularity = layout.per_channel(data.shape, axis)
         else:
             granularity = layout.whole(data.size)
-        if type(data) is not ArraySpec and data.size:
-            if self.ch_axis is not None:
-                self._check_channels(granularity.channels)
+        if data.size and self.ch_axis is not None:
+            self._check_channels(granularity.channels)
+        if data.size and type(data) is not ArraySpec:
             self._observe(granularity, data)
         return x
 
