@@ -495,8 +495,8 @@ def fake_quantize_per_channel_affine_cachemask(
     rounded each. Of float64 input the sum is then rounded to float32. Scale and reciprocal are
     float32; the code is computed in float32, or in float64 for float64 input; the last product is
     rounded once to the dtype of `input`. Ties round to even. A NaN becomes `quant_min`, an infinity
-    the bound of its sign. The mask says where
-    the code lay between the bounds before it was clamped; it is false for NaN.
+    the bound of its sign. The mask says where the code lay between the bounds before it was
+    clamped; it is false for NaN.
 
     With ``rounding="divide"`` the scale, a float32, divides, and every zero point is added last:
     ``rint(input / scale) + zero_point``.

@@ -293,8 +293,9 @@ def _fused(
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
     if isinstance(input, np.ndarray) and not input.dtype.isnative:  # of whose copy nobody sees it
-        state = running_min, running_max, scale, zero_point
-        checks.refuse_overlap(("input", *_NAMES), (input, *state))
+        named = input, running_min, running_max, scale, zero_point
+        plain = [np.asarray(v) if isinstance(v, np.ndarray) else v for v in named]
+        checks.refuse_overlap(("input", *_NAMES), tuple(plain))
     step, per_row, at_once = _plan(
         x.shape, x.dtype, type(x), averaging_const, quant_min, quant_max, ch_axis,
         per_row_fake_quant, symmetric_quant, masked,

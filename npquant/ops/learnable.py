@@ -137,7 +137,8 @@ def fake_quantize_learnable_per_tensor_affine_backward(
         Values of any shape; float16, bfloat16, float32 or float64.
     scale : float or array of shape (1,) or ()
         Distance between the values of neighbouring codes, in the units of the data. Positive and
-        finite in float32; a floating dtype. A number is taken for float32 of shape (1,).
+        finite in float32; a floating dtype. A number is taken for float32 of shape (1,),
+        an ``np.float64`` for float64.
     zero_point : float or array of shape (1,) or ()
         Code that stands for 0.0, as learned: fractional, and anything but NaN; a floating dtype.
     quant_min, quant_max : int or array of one element

@@ -68,8 +68,8 @@ def choose_qparams(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is
-        negative or not finite in float32.
+        If `input` is empty, 0 is not between the bounds, the bounds are equal or 2**63 or more
+        apart, or `eps` is negative or not finite in float32.
 
     See Also
     --------
@@ -139,8 +139,8 @@ def choose_qparams_symmetric(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `input` is empty, 0 is not between the bounds, the bounds are equal, or `eps` is
-        negative or not finite in float32.
+        If `input` is empty, 0 is not between the bounds, the bounds are equal or 2**63 or more
+        apart, or `eps` is negative or not finite in float32.
 
     See Also
     --------

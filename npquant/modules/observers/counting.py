@@ -442,7 +442,7 @@ class EntropyObserver(_CountingObserver):
     histogram says little. Infinities are left out, with a warning.
 
     `calculate_qparams` searches anew at each call, channel by channel, which takes seconds of
-    thousands of channels: keep what it gives.
+    thousands of channels, and much longer of codes of 16 bits: keep what it gives.
 
     Examples
     --------

@@ -24,7 +24,8 @@ from npquant.modules.observers.base import (
 class MinMaxObserver(Observer):
     """Observe the least and the greatest value.
 
-    A NaN stays until `reset_min_max_vals`. Scale and zero point are those of `determine_qparams`.
+    A NaN stays until `reset_min_max_vals`. Scale and zero point are those of `determine_qparams`,
+    the scale in float32, but of symmetric uint16 with the zero point in the middle.
 
     Parameters
     ----------
@@ -111,7 +112,8 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
     """Observe moving averages of the least and the greatest value.
 
     The first array sets them; each later one moves them by ``averaging_constant * (seen - kept)``,
-    each operation rounded to float32. Scale and zero point are those of `determine_qparams`.
+    each operation rounded to float32. Scale and zero point are those of `determine_qparams`, the
+    scale in float32, but of symmetric uint16 with the zero point in the middle.
 
     Parameters
     ----------
