@@ -114,6 +114,8 @@ class Maker:
         self.case = Case(name)
         #: How likely each argument is to be odd; most calls have none.
         self.odd = draw.of((0, 0, 0, 0, 0.1, 0.15, 0.3))
+        #: Whether qparams of channels are numbers, all of them: what is right of one tensor.
+        self.numbers = draw.chance(0.03)
 
     def add(self, name, value, got, memory=None):
         """Take an argument that was read as `got`."""
@@ -209,6 +211,9 @@ class Maker:
 
     def parameters(self, name, p, reader, forms=()):
         """An array of qparams, one a channel: in one of several shapes, or as a list."""
+        if self.numbers and p.size:
+            value = p.reshape(-1)[0].item()
+            return self.add(name, value, reader(value))
         if self.draw.chance(self.odd):
             value = self.odd_parameters(p)
             got = reader(value)

@@ -17,7 +17,6 @@ from npquant.modules.observers.base import (
     PER_TENSOR,
     Observer,
     extremes,
-    widened,
 )
 
 
@@ -103,12 +102,26 @@ class MinMaxObserver(Observer):
     def _check_dynamic(self) -> None:
         """PyTorch lets it be."""
 
+
+class _MovingAverage(Observer):
+    """Each array moves the extremes by a part of the way to its own."""
+
+    _settings = (*Observer._settings, "averaging_constant")
+    _unmergeable = "a moving average depends on the order in which arrays came"
+    _ends_may_cross = True
+    averaging_constant: float
+
     def _observe(self, granularity: Granularity, x: Array) -> None:
-        state = self.__dict__
-        state["min_val"], state["max_val"] = widened(self, *extremes(granularity, x))
+        least, greatest = extremes(granularity, x)
+        if not self._unset:
+            state = self.min_val, self.max_val
+            low, high = (copy(ravel(following(least, v))) for v in state)
+            backend.of(low).step_towards(least, greatest, self.averaging_constant, low, high)
+            least, greatest = low, high
+        self._set_range(least, greatest)
 
 
-class MovingAverageMinMaxObserver(MinMaxObserver):
+class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
     """Observe moving averages of the least and the greatest value.
 
     The first array sets them; each later one moves them by ``averaging_constant * (seen - kept)``,
@@ -174,10 +187,6 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
     MovingAverageMinMaxObserver(min_val=-2.0, max_val=1.5)
     """
 
-    _settings = (*Observer._settings, "averaging_constant")
-    _unmergeable = "a moving average depends on the order in which arrays came"
-    _ends_may_cross = True
-
     def __init__(
         self,
         averaging_constant: float = 0.01,
@@ -199,9 +208,6 @@ class MovingAverageMinMaxObserver(MinMaxObserver):
             raise ValueError(
                 f"averaging_constant must be 1 if is_dynamic, got {self.averaging_constant}"
             )
-
-    def _observe(self, granularity: Granularity, x: Array) -> None:
-        _move_range(self, self.averaging_constant, *extremes(granularity, x))
 
 
 class PerChannelMinMaxObserver(Observer):
@@ -286,12 +292,8 @@ class PerChannelMinMaxObserver(Observer):
         self.ch_axis = checks.shaping(ch_axis, "ch_axis")
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
 
-    def _observe(self, granularity: Granularity, x: Array) -> None:
-        state = self.__dict__
-        state["min_val"], state["max_val"] = widened(self, *extremes(granularity, x))
 
-
-class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
+class MovingAveragePerChannelMinMaxObserver(_MovingAverage, PerChannelMinMaxObserver):
     """Observe moving averages of the least and the greatest value of each channel.
 
     The first array sets them; each later one moves them by ``averaging_constant * (seen - kept)``,
@@ -359,10 +361,6 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
     MovingAveragePerChannelMinMaxObserver(min_val=[-2.  0.], max_val=[1.5 3. ])
     """
 
-    _settings = MovingAverageMinMaxObserver._settings
-    _unmergeable = MovingAverageMinMaxObserver._unmergeable
-    _ends_may_cross = True
-
     def __init__(
         self,
         averaging_constant: float = 0.01,
@@ -380,15 +378,3 @@ class MovingAveragePerChannelMinMaxObserver(PerChannelMinMaxObserver):
             ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max,
             eps=eps, is_dynamic=is_dynamic,
         )  # fmt: skip
-
-    def _observe(self, granularity: Granularity, x: Array) -> None:
-        _move_range(self, self.averaging_constant, *extremes(granularity, x))
-
-
-def _move_range(observer: Observer, constant: float, least: Array, greatest: Array) -> None:
-    if not observer._unset:
-        state = observer.min_val, observer.max_val
-        low, high = (copy(ravel(following(least, v))) for v in state)
-        backend.of(low).step_towards(least, greatest, constant, low, high)
-        least, greatest = low, high
-    observer._set_range(least, greatest)
