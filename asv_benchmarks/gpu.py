@@ -458,7 +458,7 @@ def main(
             print(f"not measured: {text}")
         found.keep()
         print(f"\n{path}: {len(found.rows)} rows in {found.seconds:.0f} s")
-    return 0 if found.rows else 1
+    return 0 if found.rows or part.of > 1 else 1
 
 
 def measure_rows(

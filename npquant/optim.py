@@ -261,12 +261,16 @@ class _Optimizer(ABC):
         for key in self._arrays:
             if not is_array(parts[key]):
                 raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
-            there = beside(value, parts[key])
-            given = checks.same(there, f"{name}[{key!r}]", value, data=f"params[{i}]")
-            found[key] = copy(given)
-            known = isinstance(found[key], np.ndarray)  # none is asked for that is on a GPU
-            if key in self._squares and known and (found[key] < 0).any():
+            there, like = parts[key], value
+            if isinstance(value, np.ndarray):
+                there = beside(value, there)
+            elif isinstance(there, np.ndarray):  # checked here, before it goes to the parameter
+                like = np.broadcast_to(np.zeros((), value.dtype), value.shape)
+            given = checks.same(there, f"{name}[{key!r}]", like, data=f"params[{i}]")
+            known = isinstance(given, np.ndarray)  # none is asked for that is on a GPU
+            if key in self._squares and known and (given < 0).any():
                 raise ValueError(f"{name}[{key!r}] must not be negative, a mean of squares")
+            found[key] = copy(given) if like is value else beside(value, given)
         return found
 
     def _keys(self) -> tuple[str, ...]:

@@ -275,13 +275,18 @@ def results(name, kwargs):
     return *(got if isinstance(got, tuple) else (got,)), *state
 
 
-def set_everywhere(monkeypatch, name, value):
+@contextmanager
+def everywhere(**values):
     """Set what is npquant.cpu.target's in every module that has imported it by its name."""
-    before = vars(target)[name]
-    for key, module in list(sys.modules.items()):
-        if key.partition(".")[0] == "npquant" and vars(module).get(name) is before:
-            monkeypatch.setattr(module, name, value)
-    forget()  # plans that were made with another value
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            before = vars(target)[name]
+            for key, module in list(sys.modules.items()):
+                if key.partition(".")[0] == "npquant" and vars(module).get(name) is before:
+                    patch.setattr(module, name, value)
+        forget()  # plans that were made with other values
+        yield
+    forget()
 
 
 @contextmanager

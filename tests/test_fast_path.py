@@ -16,11 +16,11 @@ from calls import (
     STATE,
     WITH_OUT,
     arguments,
+    everywhere,
     in_order,
     long_way,
     results,
     results_the_long_way,
-    set_everywhere,
 )
 from cases import assert_same
 from npquant import backend, dtypes
@@ -163,33 +163,33 @@ OF_ROWS = [
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_rows_in_another_order(name, order, threads, monkeypatch):
     """Too many to be packed: their qparams are put into the order of memory, or from there."""
-    for name_, value in (("threads", lambda: threads), ("PARALLEL_FROM", 0)):
-        set_everywhere(monkeypatch, name_, value)
-    shape = (9, 64, 64)
-    if name.endswith("quantize_per_channel_group"):  # which are matrices
-        shape, order = (300, 64), tuple(i for i in order if i)
-        order = tuple(i - 1 for i in order)
-    kwargs = usual(name, shape)
-    for key in ("scale", "scales"):
-        if key in kwargs:
-            kwargs[key] = np.linspace(0.1, 0.3, kwargs[key].size, dtype=np.float32).reshape(
-                kwargs[key].shape
-            )
-    wanted = results(name, kwargs)
-    kwargs = laid(kwargs, lambda x: in_order(x, order))
-    with monkeypatch.context() as patch:
-        if not name.startswith("choose") or order[-1] == 2:  # what is torn is searched as it lies
-            patch.setattr(backend, "of", None)
-        got = results(name, kwargs)
-    assert_same(got, wanted)
-    if not name.startswith("choose"):
-        assert all(a.transpose(order).flags.c_contiguous for a in got)
+    with everywhere(threads=lambda: threads, PARALLEL_FROM=0):
+        shape = (9, 64, 64)
+        if name.endswith("quantize_per_channel_group"):  # which are matrices
+            shape, order = (300, 64), tuple(i for i in order if i)
+            order = tuple(i - 1 for i in order)
+        kwargs = usual(name, shape)
         for key in ("scale", "scales"):
             if key in kwargs:
-                kwargs[key].reshape(-1)[-1] = np.nan
-                with pytest.raises(ValueError, match="positive and finite"):
-                    results(name, kwargs)
-    forget()
+                kwargs[key] = np.linspace(0.1, 0.3, kwargs[key].size, dtype=np.float32).reshape(
+                    kwargs[key].shape
+                )
+        wanted = results(name, kwargs)
+        kwargs = laid(kwargs, lambda x: in_order(x, order))
+        with monkeypatch.context() as patch:
+            if (
+                not name.startswith("choose") or order[-1] == 2
+            ):  # what is torn is searched as it lies
+                patch.setattr(backend, "of", None)
+            got = results(name, kwargs)
+        assert_same(got, wanted)
+        if not name.startswith("choose"):
+            assert all(a.transpose(order).flags.c_contiguous for a in got)
+            for key in ("scale", "scales"):
+                if key in kwargs:
+                    kwargs[key].reshape(-1)[-1] = np.nan
+                    with pytest.raises(ValueError, match="positive and finite"):
+                        results(name, kwargs)
 
 
 #: Ways to lie in memory, but for C order: dense ones, and those whose results lie in C order.

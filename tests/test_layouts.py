@@ -24,11 +24,11 @@ from calls import (
     arguments,
     axes,
     axis_name,
+    everywhere,
     fits,
     in_order,
     results,
     results_the_long_way,
-    set_everywhere,
 )
 from cases import assert_same
 from npquant import dtypes
@@ -808,15 +808,16 @@ def test_segments_in_any_order(name, grain, monkeypatch):
             self.serial[key](begin, min(n, begin + grain), *args)
             begins.append((self.name, begin))
 
+    calls = every_call(name, (*SHAPES, (5, 32)))
+    uncut = [expected(name, *call) for call in calls]
     # No array is small, or it would go past the kernel's call.
-    set_everywhere(monkeypatch, "PARALLEL_FROM", 1)
     for module, limit in ((loops, "FEW"), (maps, "PIECE"), (qparams, "GRAIN")):
         monkeypatch.setattr(module, limit, 0)
     monkeypatch.setattr(target.Kernel, "__call__", in_segments)
-    for shape, axis in every_call(name, (*SHAPES, (5, 32))):
-        # The other way would go past the kernel's call.
-        got = results_the_long_way(name, arguments(name, shape, axis))
-        assert_same(got, expected(name, shape, axis), (shape, axis))
+    with everywhere(PARALLEL_FROM=1):
+        for call, wanted in zip(calls, uncut, strict=True):
+            # The other way would go past the kernel's call.
+            assert_same(results_the_long_way(name, arguments(name, *call)), wanted, call)
     cut = {kernel for kernel, begin in begins if begin}
     assert cut or grain > 1 or name in OF_ONE_ITEM
     if grain < 64 and axis_name(name) and any("quantize_per_channel" in kernel for kernel in cut):
@@ -846,10 +847,10 @@ def test_two_threads(name, monkeypatch):
     try:
         numba.set_num_threads(2)
         for least, some in zip((1, target.PARALLEL_FROM), shapes, strict=True):
-            set_everywhere(monkeypatch, "PARALLEL_FROM", least)
-            for shape in some:
-                for axis in axes(name, shape):
-                    agree_however_it_lies(name, shape, axis)
+            with everywhere(PARALLEL_FROM=least):
+                for shape in some:
+                    for axis in axes(name, shape):
+                        agree_however_it_lies(name, shape, axis)
     finally:
         numba.set_num_threads(before)
 

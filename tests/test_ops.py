@@ -16,7 +16,7 @@ import pytest
 import cases
 import npquant as nq
 import oracle
-from calls import CALLS, PARAMETERS, arguments, long_way, set_everywhere
+from calls import CALLS, PARAMETERS, arguments, everywhere, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 from npquant import cpu
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
@@ -949,14 +949,15 @@ def sums_of_channels(shape):
 ])  # fmt: skip
 @pytest.mark.parametrize("shape", BESIDE + RUNS, ids=str)
 def test_sums_of_channels_however_they_are_cut(shape, threads, monkeypatch):
-    if threads > 1:  # segments of a task or a few
-        set_everywhere(monkeypatch, "PARALLEL_FROM", 0)
-        monkeypatch.setattr("npquant.cpu.target.GRAIN", 256)
     args, expected = sums_of_channels(shape)
+    some = everywhere(PARALLEL_FROM=0) if threads > 1 else nullcontext()
+    if threads > 1:  # segments of a task or a few
+        monkeypatch.setattr("npquant.cpu.target.GRAIN", 256)
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:
-        got = nq.fake_quantize_learnable_per_channel_affine_backward(*args)
+        with some:
+            got = nq.fake_quantize_learnable_per_channel_affine_backward(*args)
     finally:
         numba.set_num_threads(before)
     assert_same(got, expected)
@@ -1533,6 +1534,9 @@ def test_fused_state_lies_apart(per_row):
         with pytest.raises(ValueError, match="running_min must be apart from input"):
             op(data, 1, 1, low, ends[1:], *rest)
         assert (data == before).all()
+    swapped = x.astype(x.dtype.newbyteorder())
+    with pytest.raises(TypeError, match="running_min must be a NumPy array"):
+        op(swapped, 1, 1, 0.0, 1.0, *rest)
     for data in (x, nq.ArraySpec(x.shape, x.dtype)):
         with pytest.raises(ValueError, match="running_max must be apart from running_min"):
             op(data, 1, 1, ends[:1], ends[:1], *rest)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from calls import set_everywhere
+from calls import everywhere
 from cases import assert_same
 from npquant import cpu, optim
 from npquant.autograd import Parameter
@@ -115,13 +115,13 @@ def test_segments_in_any_order(rule, monkeypatch):
             self.serial[key](begin, min(n, begin + 7), *args)
             begins.append(begin)
 
-    set_everywhere(monkeypatch, "PARALLEL_FROM", 1)  # or it would not be called so
     monkeypatch.setattr(target.Kernel, "__call__", in_segments)
     value, gradients = data((5, 67))
     expected = by_hand(rule, value, gradients)
     optimizer = MAKE[rule]([value])
-    for g in gradients:
-        optimizer.step([g])
+    with everywhere(PARALLEL_FROM=1):  # or it would not be called so
+        for g in gradients:
+            optimizer.step([g])
     assert len(begins) > len(gradients)
     assert_same(value, expected)
 

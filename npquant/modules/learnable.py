@@ -109,9 +109,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     Corresponds to ``torch.ao.quantization._learnable_fake_quantize._LearnableFakeQuantize`` of
     PyTorch 2.13, with the keys of its state. Tokens, groups and `init` are not PyTorch's.
 
-    The op has zero points within the bounds. With float qparams an observer's may lie outside, of a
-    channel whose range does not hold 0: what is clipped then stays so until scale or zero point are
-    learned, or take ``init="lsq+"``.
+    The op clamps zero points to the bounds. With float qparams an observer's may lie outside, for a
+    channel whose range does not hold 0, of which values are clipped then; ``init="lsq+"`` chooses
+    zero points within the bounds.
 
     Departures from PyTorch: D7, D10, D12, D13, D25, D28; see docs/departures.md.
 

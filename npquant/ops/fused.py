@@ -293,9 +293,9 @@ def _fused(
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input)
     if isinstance(input, np.ndarray) and not input.dtype.isnative:  # of whose copy nobody sees it
-        named = input, running_min, running_max, scale, zero_point
-        plain = [np.asarray(v) if isinstance(v, np.ndarray) else v for v in named]
-        checks.refuse_overlap(("input", *_NAMES), tuple(plain))
+        named = zip(_NAMES, (running_min, running_max, scale, zero_point), strict=True)
+        written = {name: np.asarray(v) for name, v in named if isinstance(v, np.ndarray)}
+        checks.refuse_overlap(("input", *written), (np.asarray(input), *written.values()))
     step, per_row, at_once = _plan(
         x.shape, x.dtype, type(x), averaging_const, quant_min, quant_max, ch_axis,
         per_row_fake_quant, symmetric_quant, masked,

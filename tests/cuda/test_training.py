@@ -325,10 +325,11 @@ def test_fake_quantize_of_a_histogram(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_spec_beside_state_on_a_gpu(name):
+def test_a_spec_beside_state_on_a_gpu(name, monkeypatch):
     """It is asked for no more than shapes and dtypes, and launches nothing."""
     module, spec = MODULES[name](), nq.ArraySpec(BATCHES[0].shape, np.float32)
     module(cuda.to_device(BATCHES[0]))
+    monkeypatch.setattr("npquant.cuda.target.Kernel.__call__", None)
     got = module(spec)
     assert (got.shape, got.dtype) == (spec.shape, spec.dtype)
 
@@ -352,6 +353,23 @@ def test_the_state_of_an_optimizer_goes_where_its_parameter_is(optimizer, monkey
     for g in (first, second, third):
         expected.step([g])
     assert_same(ours.value, theirs.value)
+
+
+def test_wrong_state_of_a_parameter_on_a_gpu():
+    """What lies in NumPy is looked at there, as beside a parameter in NumPy."""
+    host, there = np.ones_like(BATCHES[0]), cuda.to_device(BATCHES[0])
+    for value in (host, there):
+        optimizer = Adam([value])
+        for mean, message in (
+            (-host, "must not be negative"), (host[:2], "must have the shape"),
+            (host.astype(np.float64), "must have the dtype float32"),
+        ):  # fmt: skip
+            state = {"step": 1, "exp_avg": host, "exp_avg_sq": mean}
+            with pytest.raises((TypeError, ValueError), match=rf"exp_avg_sq'\] {message}"):
+                optimizer.load_state_dict(optimizer.state_dict() | {"state": {0: state}})
+        swapped = host.astype(">f4")
+        state = {"step": 1, "exp_avg": swapped, "exp_avg_sq": swapped}
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": {0: state}})
 
 
 def test_optimizers_refuse_a_mixture():

@@ -47,6 +47,7 @@ OWN = {
 OTHERS = {
     "torch.Tensor.to", "torch.autograd.Function", "torch.autograd.grad", "torch.nn.Module",
     "torch.nn.Parameter", "torch.ao.quantization.ObserverBase", "torch.set_num_threads",
+    "torch.ao.quantization.FakeQuantizeBase",
     "torch.ao.ns.fx.utils.compute_cosine_similarity", "torch.ao.ns.fx.utils.compute_sqnr",
 }  # fmt: skip
 #: Where the signature of a function that chooses between two is found.

@@ -24,7 +24,7 @@ class MinMaxObserver(Observer):
     """Observe the least and the greatest value.
 
     A NaN stays until `reset_min_max_vals`. Scale and zero point are those of `determine_qparams`,
-    the scale in float32, but of symmetric uint16 with the zero point in the middle.
+    the scale in float32; in symmetric uint16 the zero point is the middle.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
 
     The first array sets them; each later one moves them by ``averaging_constant * (seen - kept)``,
     each operation rounded to float32. Scale and zero point are those of `determine_qparams`, the
-    scale in float32, but of symmetric uint16 with the zero point in the middle.
+    scale in float32; in symmetric uint16 the zero point is the middle.
 
     Parameters
     ----------
@@ -213,8 +213,8 @@ class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
 class PerChannelMinMaxObserver(Observer):
     """Observe the least and the greatest value of each channel.
 
-    Scales and zero points are those of `determine_qparams`; with float qparams the zero points stay
-    floats.
+    Scales and zero points are those of `determine_qparams`, scales in float32; with float qparams
+    the zero points stay floats, and in symmetric uint16 they are the middle.
 
     Parameters
     ----------
@@ -297,7 +297,8 @@ class MovingAveragePerChannelMinMaxObserver(_MovingAverage, PerChannelMinMaxObse
     """Observe moving averages of the least and the greatest value of each channel.
 
     The first array sets them; each later one moves them by ``averaging_constant * (seen - kept)``,
-    each operation rounded to float32. Scales and zero points are those of `determine_qparams`.
+    each operation rounded to float32. Scales and zero points are those of
+    `PerChannelMinMaxObserver`.
 
     Parameters
     ----------
