@@ -22,6 +22,9 @@ __all__ = ["SGD", "Adam"]
 
 Array = np.ndarray[Any, Any]
 
+#: The least number that becomes infinite in float32.
+_BEYOND = checks.BEYOND[float32]
+
 
 class _Optimizer(ABC):
     """What optimizers share: the parameters, and checks before anything is written."""
@@ -32,7 +35,7 @@ class _Optimizer(ABC):
     #: Those of them that are never negative.
     _squares: tuple[str, ...] = ()
     #: The options that must be finite in the dtype of a parameter, in which they are used.
-    _factors: tuple[str, ...] = ("lr",)
+    _factors: tuple[str, ...]
 
     def __init__(self, params: Iterable[Any]) -> None:
         self.params = _listed(params, "params", "arrays and Parameters")
@@ -83,7 +86,7 @@ class _Optimizer(ABC):
             raise ValueError(
                 f"params must stay the {len(self._state)} that there were, got {len(self.params)}"
             )
-        large = self._largest() >= checks.BEYOND[float32]
+        large = self._large()
         pairs: list[tuple[int, Array, Array]] = []
         for i, gradient in enumerate(given):
             if gradient is not None:
@@ -116,15 +119,16 @@ class _Optimizer(ABC):
         if not state:
             return self._begun(value)
         host = type(value) is np.ndarray
-        if any((type(state[key]) is np.ndarray) != host for key in self._arrays):
-            moved = {key: beside(value, state[key]) for key in self._arrays}
-            self._state[i] = state = {**state, **moved}
+        for key in self._arrays:
+            if (type(state[key]) is np.ndarray) is not host:
+                moved = {name: beside(value, state[name]) for name in self._arrays}
+                self._state[i] = state = {**state, **moved}
+                break
         return state
 
-    def _largest(self) -> float:
-        """The largest number that a step may compute with."""
-        numbers: list[float] = [getattr(self, name) for name in self._factors]
-        return max(numbers)
+    @abstractmethod
+    def _large(self) -> bool:
+        """Whether a step may compute with a number that no float32 holds."""
 
     def _check_numbers(self, state: dict[str, Any]) -> None:
         """Refuse what a float32 does not hold, in which a step would compute with it."""
@@ -349,6 +353,9 @@ class SGD(_Optimizer):
         super().__init__(params)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
+    def _large(self) -> bool:
+        return self.lr >= _BEYOND or self.momentum >= _BEYOND or self.weight_decay >= _BEYOND
+
     def _begun(self, value: Array) -> dict[str, Any]:
         # -0.0 is what every gradient can be added to without a change, 0.0 included.
         return {"momentum_buffer": full_like(value, -0.0)} if self.momentum else {}
@@ -444,16 +451,13 @@ class Adam(_Optimizer):
     def _checked(self, name: str, value: Any) -> Any:
         return _betas(value) if name == "betas" else super()._checked(name, value)
 
-    def _largest(self) -> float:
-        return max(self.lr / (1 - self.betas[0]), self.eps)
+    def _large(self) -> bool:
+        return self.lr / (1 - self.betas[0]) >= _BEYOND or self.eps >= _BEYOND
 
     def _check_numbers(self, state: dict[str, Any]) -> None:
         super()._check_numbers(state)
-        step = self._step(state.get("step", 0) + 1)
-        checks.finite_float32(step, "lr / (1 - betas[0]**t)")
-
-    def _step(self, count: int) -> float:
-        return self.lr / (1 - self.betas[0] ** count)
+        count = state.get("step", 0) + 1
+        checks.finite_float32(self.lr / (1 - self.betas[0] ** count), "lr / (1 - betas[0]**t)")
 
     def _keys(self) -> tuple[str, ...]:
         return ("step", *self._arrays)
@@ -464,7 +468,7 @@ class Adam(_Optimizer):
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
         count = state["step"]
         beta1, beta2 = self.betas
-        step = -self._step(count)
+        step = -(self.lr / (1 - beta1**count))
         root = (1 - beta2**count) ** 0.5
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
         backend.of(value).adam(

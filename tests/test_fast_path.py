@@ -177,9 +177,8 @@ def test_rows_in_another_order(name, order, threads, monkeypatch):
         wanted = results(name, kwargs)
         kwargs = laid(kwargs, lambda x: in_order(x, order))
         with monkeypatch.context() as patch:
-            if (
-                not name.startswith("choose") or order[-1] == 2
-            ):  # what is torn is searched as it lies
+            # What is torn is searched as it lies.
+            if not name.startswith("choose") or order[-1] == 2:
                 patch.setattr(backend, "of", None)
             got = results(name, kwargs)
         assert_same(got, wanted)
