@@ -615,6 +615,23 @@ def test_qparams_need_an_axis_or_groups():
         nq.adaround_soft(x, v, many, many, *BITS4, group_size=3)
 
 
+@by_granularity
+def test_fractional_zero_points_are_truncated_first(granularity):
+    """And then held against the bounds: 7.9 is 7, whatever shares it, and -8.9 is -8."""
+    shape, where = GRANULARITIES[granularity]
+    x = np.random.default_rng(3).normal(0, 2, (6, 8)).astype(F32)
+    scale = np.ones(shape, F32)
+
+    def codes(zero_point):
+        z = np.full(shape, zero_point)
+        return nq.adaround_codes(x, x, scale, z, *BITS4, np.int8, **where)
+
+    for fractional, whole, beyond in ((7.9, 7, 8.0), (-8.9, -8, -9.0)):
+        assert_same(codes(fractional), codes(whole))
+        with pytest.raises(ValueError, match=r"zero_point must lie within -8\.\.7"):
+            codes(beyond)
+
+
 def test_wide_bounds():
     """Codes that float32 does not hold are refused; float64 holds them."""
     x, v = np.full(2, 2.0**30, F64), np.zeros(2, F64)

@@ -244,6 +244,16 @@ def test_groups_stand_in_place_of_an_axis():
             gptq(WEIGHT, GRAM, s, z, *BITS, axis=wrong, group_size=4)
 
 
+def test_fractional_zero_points_are_truncated_first():
+    """And then held against the bounds, as of one number."""
+    w, gram = problem()
+    whole = gptq(w, gram, scales(w), np.full(6, 3), *BITS)
+    for got, expected in zip(gptq(w, gram, scales(w), np.full(6, 3.9), *BITS), whole, strict=True):
+        assert_same(got, expected)
+    with pytest.raises(ValueError, match=r"zero_point must lie within -4\.\.3"):
+        gptq(w, gram, scales(w), np.full(6, 4.0), *BITS)
+
+
 def test_the_size_of_gram_makes_no_difference():
     """Not beside a damping that is large, nor where another square is so small that it is lost."""
     weight, gram = problem()

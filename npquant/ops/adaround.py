@@ -742,9 +742,9 @@ def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: i
         shapes = checks.ONE
     if not shapes:
         return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
-    z = checks.parameters(zero_point, "zero_point", shapes, x)
+    z = checks.int32s(checks.parameters(zero_point, "zero_point", shapes, x), "zero_point")
     checks.in_range(z, "zero_point", lo, hi)
-    return checks.int32s(z, "zero_point")
+    return z
 
 
 def _decider(value: Any, x: Array, out: Any) -> Array:

@@ -1138,8 +1138,8 @@ def adaround(m):
 
 def _adaround_zeros(m, shapes, count, range_, lo, hi):
     def right(z):
-        wide = z if z.dtype in read.INTEGERS else z.astype(F64)
-        return bool(((wide >= range_[0]) & (wide <= range_[1])).all()) and fit_int32(z)
+        whole = z if z.dtype in read.INTEGERS else np.trunc(z.astype(F64))
+        return bool(((whole >= range_[0]) & (whole <= range_[1])).all()) and fit_int32(z)
 
     def number(value):
         n = read.truncated(read.boxed(value))
