@@ -343,8 +343,8 @@ def readme(facts: dict[str, str], rows: list[Row]) -> str:
     return paragraphs(
         made_with(facts),
         table(("1 Mi float32", "layout", *names), lines, left=2),
-        "Ratios of times; `!` where a goal is missed. "
-        f"{short} of {len(rows)} cells miss one: "
+        "Ratios of times; `!` where one of our goals is missed, such as 1.5 times a copy. "
+        f"Of all {len(rows)} cells {short} miss at least one: "
         "[each is named](docs/performance.md#what-misses-its-goal).",
     )
 

@@ -3,9 +3,9 @@
     python examples/train_digits.py                      # train, report, write nothing
     python examples/train_digits.py --write weights.npz  # and keep the weights
 
-The weights it writes are the ones shipped as ``npquant/demo/data/digits_mlp.npz``. Two runs on one
-machine give the same bits; another BLAS may sum in another order and end in a slightly different
-network.
+It trains floats; ``npquant demo --train`` quantizes what they have learned. The weights it writes
+are the ones shipped as ``npquant/demo/data/digits_mlp.npz``. Two runs on one machine give the same
+bits; another BLAS may sum in another order and end in a slightly different network.
 
 Data
 ----

@@ -54,7 +54,7 @@ def gptq(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32. A number
         with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
-        row) with `group_size`.
+        row), or flat, with `group_size`.
     zero_point : int or array
         Code that stands for 0.0, between `quant_min` and `quant_max`; as many as scales. A
         fractional one, in an array, is truncated.
@@ -91,7 +91,7 @@ def gptq(
 
     See Also
     --------
-    npquant.adaround_soft : Quantize softly, while the rounding is learned.
+    npquant.adaround.optimize_rounding : Learn which way each weight is rounded.
 
     Notes
     -----

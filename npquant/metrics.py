@@ -36,7 +36,8 @@ def sqnr(reference: Array, actual: Array) -> float:
     Returns
     -------
     float
-        Decibels: infinite where both are equal, NaN where both are 0, one has a NaN, or the
+        Decibels: infinite where both are equal; minus infinite where the reference alone is 0
+        throughout, or `actual` alone has an infinity; NaN where both are 0, one has a NaN, or the
         reference an infinity.
 
     Raises

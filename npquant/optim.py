@@ -411,9 +411,9 @@ class Adam(_Optimizer):
     Notes
     -----
     Corresponds to ``torch.optim.Adam`` of PyTorch 2.13, without weight decay and AMSGrad. The two
-    means have PyTorch's bits, but for the sign of a zero where ``1 - betas[0]`` rounds to 1. Its
-    square root, of a library, is not always the nearest number; this one is, so a parameter has
-    PyTorch's bits where the root is that, and else differs by its ulp.
+    means have PyTorch's bits, but for the sign of a zero where ``1 - betas[0]`` rounds to 1.
+    PyTorch's square root is not always correctly rounded, and this one is; where that is off, a
+    parameter differs by its ulp.
 
     References
     ----------

@@ -155,7 +155,7 @@ class Grid:
     scale : float or array
         Distance between neighbours, positive and finite in float32. A number; with `axis` one for
         each channel, of shape (C,); with `group_size` one for each group, of shape (..., groups of
-        a row).
+        a row) or flat.
     zero_point : int or array
         Code that stands for 0.0, between the bounds; a number, or with `axis` or `group_size` an
         array of the shape of the scales. A fractional one, in an array, is truncated.

@@ -40,7 +40,7 @@ def adaround_init(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
-        `group_size` one for each group, of shape (..., groups of a row).
+        `group_size` one for each group, of shape (..., groups of a row) or flat.
     axis : int, optional
         Axis whose every index has its own scale. By default there is one scale for all.
     group_size : int, optional
@@ -141,7 +141,7 @@ def adaround_soft(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
-        `group_size` one for each group, of shape (..., groups of a row).
+        `group_size` one for each group, of shape (..., groups of a row) or flat.
     zero_point : int or array
         Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
         `group_size` an array of the shape of the scales. In an array, fractions are truncated.
@@ -232,7 +232,7 @@ def adaround_soft_backward(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
-        `group_size` one for each group, of shape (..., groups of a row).
+        `group_size` one for each group, of shape (..., groups of a row) or flat.
     zero_point : int or array
         Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
         `group_size` an array of the shape of the scales. In an array, fractions are truncated.
@@ -335,7 +335,7 @@ def adaround_hard(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
-        `group_size` one for each group, of shape (..., groups of a row).
+        `group_size` one for each group, of shape (..., groups of a row) or flat.
     zero_point : int or array
         Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
         `group_size` an array of the shape of the scales. In an array, fractions are truncated.
@@ -425,7 +425,7 @@ def adaround_codes(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32, or in
         float64 for float64 input. A number; with `axis` one for each channel, of shape (C,); with
-        `group_size` one for each group, of shape (..., groups of a row).
+        `group_size` one for each group, of shape (..., groups of a row) or flat.
     zero_point : int or array
         Code that stands for 0.0, between `quant_min` and `quant_max`; a number, or with `axis` or
         `group_size` an array of the shape of the scales. In an array, fractions are truncated.
@@ -522,8 +522,9 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``, which no
     wheel of PyTorch contains, and of [1]_.
 
-    Terms are computed in the dtype of V, within 2 ulp of 1, and added in float64, in an order that
-    depends on the shape alone. On a tape, `convert_element_type` makes the sum fit a loss in
+    Terms are computed in the dtype of V; the power of the h(V) that was computed is within
+    4 * 2**-23, or 4 * 2**-52. They are added in float64, in an order that depends on the shape
+    alone. On a tape, `convert_element_type` makes the sum fit a loss in
     float32, to which `npquant.autograd.add` adds it.
 
     References

@@ -30,7 +30,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     ----------
     input : ndarray or ArraySpec
         Values of any shape: float16, bfloat16, float32 or float64, float8_e4m3fn, float8_e5m2,
-        int8 to int64, uint8 to uint64, bool, complex64 or complex128 (not on a GPU).
+        int8 to int64, uint8 to uint32, bool, complex64 or complex128 (not on a GPU).
     dtype : dtype
         Dtype of the result: float16, bfloat16, float32 or float64, float8_e4m3fn, float8_e5m2,
         int8 to int64, uint8 to uint32, or bool.

@@ -85,7 +85,7 @@ def fake_quantize_learnable_per_tensor_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_tensor_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp``.
 
-    Departures from PyTorch: D1, D7, D8, D10, D13, D17; see docs/departures.md.
+    Departures from PyTorch: D1, D7, D8, D10, D13, D17, D19; see docs/departures.md.
 
     Examples
     --------
@@ -165,8 +165,9 @@ def fake_quantize_learnable_per_tensor_affine_backward(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
-        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, `scale` or
-        `zero_point` does not have one element, or a shape does not fit.
+        bounds, or these are 2**63 or more apart, `grad_factor` is not finite,
+        `zero_point_rounding` is unknown, `scale` or `zero_point` does not have one element, or
+        a shape does not fit.
 
     See Also
     --------
@@ -182,7 +183,8 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     forward rounds and adds the zero point before rounding, not after. With
     ``zero_point_rounding="nearest"`` zero point and code are those of the forward.
 
-    Departures from PyTorch: D1, D5, D6, D7, D8, D10, D12, D13, D17, D23; see docs/departures.md.
+    Departures from PyTorch: D1, D5, D6, D7, D8, D10, D12, D13, D17, D19, D23; see
+    docs/departures.md.
 
     References
     ----------
@@ -279,7 +281,7 @@ def fake_quantize_learnable_per_channel_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_channel_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerChannelAffine.cpp``.
 
-    Departures from PyTorch: D1, D7, D8, D9, D10, D13, D17; see docs/departures.md.
+    Departures from PyTorch: D1, D7, D8, D9, D10, D13, D17, D19; see docs/departures.md.
 
     Examples
     --------
@@ -363,8 +365,8 @@ def fake_quantize_learnable_per_channel_affine_backward(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
-        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, `input` has no such
-        axis, or a shape does not fit.
+        bounds, or these are 2**63 or more apart, `grad_factor` is not finite,
+        `zero_point_rounding` is unknown, `input` has no such axis, or a shape does not fit.
 
     See Also
     --------
@@ -382,7 +384,8 @@ def fake_quantize_learnable_per_channel_affine_backward(
     ``zero_point_rounding="nearest"`` the code is that of the forward, which differs at ties and
     next to them.
 
-    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13, D17, D23; see docs/departures.md.
+    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13, D17, D19, D23; see
+    docs/departures.md.
 
     References
     ----------
@@ -556,8 +559,8 @@ def fake_quantize_learnable_per_token_affine_backward(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
-        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, or a shape does not
-        fit.
+        bounds, or these are 2**63 or more apart, `grad_factor` is not finite,
+        `zero_point_rounding` is unknown, or a shape does not fit.
 
     See Also
     --------
@@ -756,8 +759,9 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
         If a scale is not positive and finite in float32, a zero point is NaN, 0 is not between the
-        bounds, `grad_factor` is not finite, `zero_point_rounding` is unknown, `group_size` does not
-        divide the columns, or a shape does not fit.
+        bounds, or these are 2**63 or more apart, `grad_factor` is not finite,
+        `zero_point_rounding` is unknown, `group_size` does not divide the columns, or a shape
+        does not fit.
 
     See Also
     --------

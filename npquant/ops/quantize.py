@@ -33,8 +33,9 @@ def quantize_per_tensor(
 
     The reciprocal is divided in float64, then rounded to float32, in which all else is computed;
     float64 input is computed in float64 throughout. Ties round to even, before the zero point is
-    added; what a fractional zero point leaves of a fraction is truncated at the end. A NaN becomes
-    0, or the bound nearest to it; infinities become a bound. Float8 codes keep NaN.
+    added; what a fractional zero point leaves of a fraction is truncated at the end, or in float8
+    rounded to its grid. A NaN becomes 0, or the bound nearest to it; infinities become a bound.
+    Float8 codes keep NaN.
 
     With ``rounding="divide"`` the codes are ONNX's::
 
@@ -200,7 +201,7 @@ def dequantize_per_tensor(
     overloads ``default``, ``.tensor`` and ``.tensor2`` are one function here. The formula is that
     of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D10, D13, D17, D19; see docs/departures.md.
+    Departures from PyTorch: D10, D11, D13, D17, D19; see docs/departures.md.
 
     Examples
     --------
@@ -247,8 +248,8 @@ def quantize_per_channel(
     The reciprocal is rounded to the dtype of `scales`, or to float64 for float64 input; all else is
     computed in float32, or in float64 where that is the dtype of an operand. Ties round to even,
     before the zero point is added; what a fractional zero point leaves of a fraction is truncated
-    at the end. A NaN becomes 0, or the bound nearest to it; infinities become a bound. Float8 codes
-    keep NaN.
+    at the end, or in float8 rounded to its grid. A NaN becomes 0, or the bound nearest to it;
+    infinities become a bound. Float8 codes keep NaN.
 
     With ``rounding="divide"`` the codes are ONNX's::
 
@@ -311,7 +312,8 @@ def quantize_per_channel(
     PyTorch has no sub-byte codes here and refuses float64 input.
 
     The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
-    code 0, and all else a bound. The same scale as a float32 does without.
+    code 0, or the bound nearest to it (in float8 NaN), and all else a bound. The same scale as a
+    float32 has a finite one.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D18, D19, D22; see docs/departures.md.
 
@@ -518,7 +520,8 @@ def quantize_per_token(
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
     The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
-    code 0, and all else a bound. The same scale as a float32 does without.
+    code 0, or the bound nearest to it (in float8 NaN), and all else a bound. The same scale as a
+    float32 has a finite one.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
@@ -655,11 +658,11 @@ def quantize_per_channel_group(
     ----------
     input : ndarray or ArraySpec
         Values of shape (rows, columns); float16, bfloat16, float32 or float64, or integers.
-    scales : array_like of shape (..., columns / group_size), or flat
+    scales : array_like of shape (rows, columns / group_size), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
         group of a row. Positive and finite; float16,
         bfloat16, float32 or float64, or integers, which count as float32.
-    zero_points : array_like of shape (..., columns / group_size), or flat
+    zero_points : array_like of shape (rows, columns / group_size), or flat
         Codes that stand for 0.0: one for each group of a row. They may be fractional.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within the bounds of `dtype`.
@@ -702,7 +705,8 @@ def quantize_per_channel_group(
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
     The reciprocal of a float16 scale below 1.53e-5 is infinite, in PyTorch too: zeros become the
-    code 0, and all else a bound. The same scale as a float32 does without.
+    code 0, or the bound nearest to it (in float8 NaN), and all else a bound. The same scale as a
+    float32 has a finite one.
 
     Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
 
@@ -746,11 +750,11 @@ def dequantize_per_channel_group(
     ----------
     input : ndarray or ArraySpec
         Codes of shape (rows, columns), of the dtype `dtype`, which need not be int8.
-    scales : array_like of shape (..., columns / group_size), or flat
+    scales : array_like of shape (rows, columns / group_size), or flat
         Distances between the values of neighbouring codes, in the units of the data: one for each
         group of a row. Positive and finite; float16,
         bfloat16, float32 or float64, or integers, which count as float32.
-    zero_points : array_like of shape (..., columns / group_size) or flat, or None
+    zero_points : array_like of shape (rows, columns / group_size) or flat, or None
         Codes that stand for 0.0: one for each group of a row. They may be fractional. None means 0.
     quant_min, quant_max : int or array of one element
         Least and greatest code, within the bounds of `dtype`. They are checked, but do not change
