@@ -98,9 +98,8 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Run the examples, and build the documentation; a warning is an error."""
     session.install("-e", ".[test,docs]")
+    _pytest(session, "tests/test_docs.py")
     _pytest(session, "--doctest-glob=*.md", "docs", "README.md")
-    # Without numba-cuda its modules cannot be imported.
-    _pytest(session, "--doctest-modules", "--doctest-ignore-import-errors", "npquant")
     session.run("python", "-m", "sphinx", "-W", "-q", "docs", "build/docs")
 
 

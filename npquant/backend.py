@@ -29,11 +29,8 @@ def of(x: Any) -> Any:
     """The backend of an array that was checked."""
     if type(x) is np.ndarray:
         return cpu
-    return meta if type(x) is ArraySpec else _cuda()
-
-
-def _cuda() -> Any:
-    """Imported when the first array on a GPU is met."""
-    from npquant import cuda
+    if type(x) is ArraySpec:
+        return meta
+    from npquant import cuda  # when the first array on a GPU is met
 
     return cuda

@@ -29,6 +29,7 @@ from npquant.cpu import loops, maps, sums, target
 from npquant.cpu.metrics import total
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_choice, fast_path
+from test_layouts import unaligned
 
 #: Ops without qparams, which ask for a backend in every call.
 OTHERS = {
@@ -204,12 +205,6 @@ LYING = DENSE | {
     "broadcast": lambda x: np.broadcast_to(x[:1].copy(), x.shape),
     "unaligned": lambda x: unaligned(x),
 }
-
-
-def unaligned(x):
-    y = np.empty(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
-    y[...] = x
-    return y
 
 
 def laid(kwargs, lay, keys=DATA):

@@ -33,6 +33,13 @@ def imports(path):
             yield (node.module or "").split(".")[0]
 
 
+def test_oracles_stand_alone():
+    """What judges the library shares no code with it."""
+    of_numbers = {"math", "fractions", "numpy", "ml_dtypes"}
+    assert set(imports(TESTS / "oracle.py")) == of_numbers
+    assert set(imports(TESTS / "oracle_observers.py")) <= {*of_numbers, "itertools", "oracle"}
+
+
 def test_every_op_has_a_call():
     assert sorted(CALLS) == sorted(OPS)
 

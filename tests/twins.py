@@ -180,12 +180,11 @@ def installed(both):
 
     Small arrays too, which otherwise come to kernels without a backend.
     """
-    from npquant import backend, ops, optim
+    from npquant import backend, ops
 
     of = backend.of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "of", lambda x: both if of(x) is cpu else of(x))
-        patch.setattr(optim, "cpu", both, raising=False)
         for module in vars(ops).values():
             for name in vars(module) if isinstance(module, ModuleType) else ():
                 if name.startswith("fast_"):

@@ -42,8 +42,9 @@ class Rule(NamedTuple):
 # --- families of rules ------------------------------------------------------------------------
 
 
-def straight_through(op: Function, masked: Function, backward: Function) -> tuple[Function, Rule]:
+def straight_through(op: Function, masked: Function) -> tuple[Function, Rule]:
     """Fake quantize: the gradient passes where `masked`, the op with a mask, says so."""
+    backward = nq.fake_quantize_per_tensor_affine_cachemask_backward  # of masks alone
 
     def rule(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         y, mask = masked(*args, **kwargs)
@@ -301,57 +302,36 @@ def put_back(
 #: Every step that a tape can apply.
 RULES: Final[dict[Function, Rule]] = dict(
     (
-        # What takes the mask, the op that gives it, and the op that gives none.
+        # The op that gives a mask, and the one that gives none.
         *(
-            straight_through(op, masked, backward)
-            for backward, masked, *plain in (
+            straight_through(op, masked)
+            for masked, *plain in (
                 (
-                    nq.fake_quantize_per_tensor_affine_cachemask_backward,
                     nq.fake_quantize_per_tensor_affine_cachemask,
                     nq.fake_quantize_per_tensor_affine,
                 ),
+                (nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,),
                 (
-                    nq.fake_quantize_per_tensor_affine_cachemask_backward,
-                    nq.fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
-                ),
-                (
-                    nq.fake_quantize_per_channel_affine_cachemask_backward,
                     nq.fake_quantize_per_channel_affine_cachemask,
                     nq.fake_quantize_per_channel_affine,
                 ),
+                (nq.fake_quant_per_channel_cachemask, nq.fake_quant_per_channel),
                 (
-                    nq.fake_quant_per_channel_backward,
-                    nq.fake_quant_per_channel_cachemask,
-                    nq.fake_quant_per_channel,
-                ),
-                (
-                    nq.fake_quantize_per_tensor_affine_cachemask_backward,
                     nq.fused_moving_avg_obs_fake_quant_cachemask,
                     nq.fused_moving_avg_obs_fake_quant,
                 ),
             )
             for op in (masked, *plain)
         ),
-        # Each with its backward, and the arguments whose gradients that gives.
-        with_backward(
-            nq.fake_quantize_learnable_per_tensor_affine,
-            nq.fake_quantize_learnable_per_tensor_affine_backward,
-            *LEARNED,
-        ),
-        with_backward(
-            nq.fake_quantize_learnable_per_channel_affine,
-            nq.fake_quantize_learnable_per_channel_affine_backward,
-            *LEARNED,
-        ),
-        with_backward(
-            nq.fake_quantize_learnable_per_token_affine,
-            nq.fake_quantize_learnable_per_token_affine_backward,
-            *LEARNED,
-        ),
-        with_backward(
-            nq.fake_quantize_learnable_per_channel_group_affine,
-            nq.fake_quantize_learnable_per_channel_group_affine_backward,
-            *LEARNED,
+        # Those with a backward of their own, and the arguments whose gradients that gives.
+        *(
+            with_backward(op, getattr(nq, f"{op.__name__}_backward"), *LEARNED)
+            for op in (
+                nq.fake_quantize_learnable_per_tensor_affine,
+                nq.fake_quantize_learnable_per_channel_affine,
+                nq.fake_quantize_learnable_per_token_affine,
+                nq.fake_quantize_learnable_per_channel_group_affine,
+            )
         ),
         with_backward(nq.adaround_soft, nq.adaround_soft_backward, "V"),
         # Each with its rule above, and the arguments that have gradients.

@@ -10,10 +10,10 @@ import operator
 from typing import Any
 
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.core import cgutils, errors
 from numba.core.imputils import impl_ret_borrowed
-from numba.extending import intrinsic, lower_builtin
+from numba.extending import lower_builtin
 
 from npquant.cpu.borrowed import EverySecond, data_of
 from npquant.cpu.lines import LINE
@@ -21,14 +21,14 @@ from npquant.cpu.lowered import lowered
 from npquant.cpu.rooms import on_stack
 
 
-def _rooms(n: Any, x: Any) -> Any:
+def rooms_for(n: Any, x: Any) -> Any:
     """Rooms as `local` ones for `n` elements of an array, or of each of a tuple, of which any is of
     every second element; else None.
     """
 
 
-@intrinsic
-def _rooms_on_stack(context: Any, n: Any, x: Any) -> Any:
+@lowered(rooms_for)
+def _rooms_for(context: Any, n: Any, x: Any) -> Any:
     if not isinstance(n, types.IntegerLiteral):
         raise errors.RequireLiteralValue("n")
     size = n.literal_value
@@ -46,9 +46,6 @@ def _rooms_on_stack(context: Any, n: Any, x: Any) -> Any:
         return context.make_tuple(builder, result, rooms) if several else rooms[0]
 
     return result(n, x), codegen
-
-
-rooms_for: Any = _rooms if config.DISABLE_JIT else _rooms_on_stack  # type: ignore[attr-defined]
 
 
 def brought(x: Any, begin: Any, n: Any, rooms: Any) -> Any:

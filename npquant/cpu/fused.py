@@ -110,8 +110,7 @@ class Fused:
     ) -> None:  # fmt: skip
         """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
         if observing:
-            self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,
-                          zero_point)  # fmt: skip
+            self._observe(granularity, x, constant, low, high, bounds, eps, scale, zero_point)
         else:
             self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
         self.quantize(x, bounds, scale, zero_point, precision, y, mask)

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from npquant.cpu.borrowed import data_of
 from npquant.cpu.lines import LINE, WAIT
@@ -16,26 +15,22 @@ from npquant.cpu.lowered import lowered
 from npquant.cpu.rooms import on_stack
 
 
-def _waiting(y: Any) -> Any:
+def waiting_for(y: Any) -> Any:
     """Room where what is written past the caches to `y` waits until it is WAIT bytes.
 
     What was left of it waits before these. So vectors are stored within lines of the cache: across
-    two it took twice as long.
+    two it took twice as long. It is no overload of a function, as `local` is none.
     """
     return np.empty((LINE + WAIT) // y.itemsize, y.dtype)
 
 
-@intrinsic
-def _waiting_on_stack(context: Any, y: Any) -> Any:
+@lowered(waiting_for)
+def _waiting_for(context: Any, y: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         size = context.get_abi_sizeof(context.get_data_type(y.dtype))
         return on_stack(context, builder, y.dtype, (LINE + WAIT) // size)
 
     return types.CPointer(y.dtype)(y), codegen
-
-
-# No overload of a function, as of `local`.
-waiting_for: Any = _waiting if config.DISABLE_JIT else _waiting_on_stack  # type: ignore[attr-defined]
 
 
 def write_past(y: Any, stop: Any, room: Any, held: Any) -> int:

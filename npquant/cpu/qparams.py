@@ -310,38 +310,36 @@ class Observe:
 
         def channels(
             begin: Any, end: Any, channels: Any, inner: Any, x: Any, constant: Any, low: Any,
-            high: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any, zero_point: Any,
+            high: Any, lo: Any, hi: Any, eps: Any, scale: Any, zero_point: Any,
         ) -> None:  # fmt: skip
             for c in range(begin, end):
                 least, greatest = range_of(x, c, channels, inner)
                 moved(c, least, greatest, constant, low, high)
-                put(c, low[c], high[c], lo, hi, eps, middle, scale, zero_point)
+                put(c, low[c], high[c], lo, hi, eps, 0, scale, zero_point)
 
         self._kernel = Kernel(channels, f"observe_{choose.formula.__name__}", _observe_signature)
         self._choose = choose
 
     def __call__(
         self, granularity: Granularity, x: Array, constant: float, low: Array, high: Array,
-        bounds: tuple[int, int], eps: float, middle: int, precision: str, scale: Array,
-        zero_point: Array,
+        bounds: tuple[int, int], eps: float, scale: Array, zero_point: Array,
     ) -> None:  # fmt: skip
-        """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
+        """Move `low`, `high` towards the range of `x`, and write to `scale` and `zero_point`."""
         channels, inner, _ = granularity
         if few(granularity, x.size) and x.flags.carray:
             lo, hi = bounds
-            run = self._kernel.serial[x.dtype, precision, scale.dtype, zero_point.dtype]
-            run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, middle, scale,
+            run = self._kernel.serial[x.dtype, scale.dtype, zero_point.dtype]
+            run(0, channels, channels, inner, x, constant, low, high, lo, hi, eps, scale,
                 zero_point)  # fmt: skip
             return
         follow(granularity, x, constant, low, high)
-        self._choose(low, high, bounds, eps, middle, precision, scale, zero_point)
+        self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
 
 
-def _observe_signature(x: Any, precision: str, scale: Any, zero_point: Any) -> Types:
+def _observe_signature(x: Any, scale: Any, zero_point: Any) -> Types:
     bound, integer = array_type(float32), types.int64
     return (types.intp, types.intp, array_type(x), types.float32, bound, bound, integer, integer,
-            TYPES[np.dtype(precision)], integer, array_type(scale),
-            array_type(zero_point))  # fmt: skip
+            types.float32, array_type(scale), array_type(zero_point))  # fmt: skip
 
 
 observe_fbgemm = Observe(choose_fbgemm)

@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.core import cgutils, errors
 from numba.core.imputils import impl_ret_new_ref
-from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from npquant.cpu.lines import LINE
 from npquant.cpu.lowered import lowered
 
 
-def _room(n: Any, v: Any) -> Any:
+def local(n: Any, v: Any) -> Any:
     """Room for `n` values of the type of `v`; `n` is a constant.
 
     It is on the stack, and so the compiler sees that no array overlaps it: it asks nothing before
-    it vectorises a loop.
+    it vectorises a loop. It is no overload of a function, as what its frame holds is gone when it
+    returns.
     """
     return np.empty(n, type(v))
 
@@ -34,8 +34,8 @@ def on_stack(context: Any, builder: Any, kind: Any, size: int) -> Any:
     return builder.bitcast(room, value.as_pointer())
 
 
-@intrinsic
-def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
+@lowered(local)
+def _local(context: Any, n: Any, v: Any) -> Any:
     if not isinstance(n, types.IntegerLiteral):
         raise errors.RequireLiteralValue("n")
     size = n.literal_value
@@ -44,10 +44,6 @@ def _room_on_stack(context: Any, n: Any, v: Any) -> Any:
         return on_stack(context, builder, v, size)
 
     return types.CPointer(v)(n, v), codegen
-
-
-# No overload of a function, since what its frame holds is gone when it returns.
-local: Any = _room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
 
 
 def from_line(n: Any, x: Any) -> Any:

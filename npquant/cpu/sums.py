@@ -81,17 +81,17 @@ class Gradients:
         ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
     element : callable
         ``element(g, x, p, constants) -> (inside, slope, shift)``.
-    wide : Gradients, optional
-        The same where float32 does not hold codes or data.
+    wide : callable, optional
+        The element where float32 does not hold codes or data.
     """
 
     def __init__(
         self,
         parameters: Callable[..., Any],
         element: Callable[..., Any],
-        wide: Gradients | None = None,
+        wide: Callable[..., Any] | None = None,
     ) -> None:
-        self._wide = wide
+        self._wide = None if wide is None else Gradients(parameters, wide)
         runs, short = runs_of(parameters, element), short_of(parameters, element)
         name = f"{parameters.__name__}_{element.__name__}"
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import config, types
+from numba import types
 from numba.core import cgutils, errors
-from numba.extending import intrinsic
 
 from npquant.cpu import bfloat16, float8, packs
 from npquant.cpu.borrowed import data_of
@@ -30,15 +29,15 @@ def _together(value: Any, kind: Any) -> Any:
     return packs if value == types.int32 and packs.pay_for(kind) else None
 
 
-def _no_room(n: Any, x: Any, value: Any, y: Any) -> Any:
+def room(n: Any, x: Any, value: Any, y: Any) -> Any:
     """Room for `n` values of the type of `value`, if elements of `y` are made of many; else None.
 
     `n` is a constant. There is none for what is made of `x` in pairs; without pairs, `x` is None.
     """
 
 
-@intrinsic
-def _room_on_stack(context: Any, n: Any, x: Any, value: Any, y: Any) -> Any:
+@lowered(room)
+def _room(context: Any, n: Any, x: Any, value: Any, y: Any) -> Any:
     if not isinstance(n, types.IntegerLiteral):
         raise errors.RequireLiteralValue("n")
     made, size = _together(value, y.dtype), n.literal_value
@@ -48,9 +47,6 @@ def _room_on_stack(context: Any, n: Any, x: Any, value: Any, y: Any) -> Any:
         return on_stack(context, builder, value, size) if wait else context.get_dummy_value()
 
     return (types.CPointer(value) if wait else types.none)(n, x, value, y), generate
-
-
-room: Any = _no_room if config.DISABLE_JIT else _room_on_stack  # type: ignore[attr-defined]
 
 
 def hold(held: Any, k: Any, y: Any, i: Any, value: Any) -> None:

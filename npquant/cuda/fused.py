@@ -31,8 +31,7 @@ class Fused:
     ) -> None:  # fmt: skip
         """Move `low`, `high` if `observing`; `precision` is that of `Elementwise`."""
         if observing:
-            self._observe(granularity, x, constant, low, high, bounds, eps, 0, "float32", scale,
-                          zero_point)  # fmt: skip
+            self._observe(granularity, x, constant, low, high, bounds, eps, scale, zero_point)
         else:
             self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
         # As a float32 it may be 2**31, which no int32 holds.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from npquant.cuda.loops import Elementwise
 from npquant.cuda.sums import Gradients
 from npquant.formulas import learnable as f
@@ -25,16 +23,11 @@ fake_quantize_learnable = Elementwise(
     wide=Elementwise(f.learned_wide, fake_quantize_per_channel_wide),
 )
 
-
-def _gradients(parameters: Any, element: Any, wide: Any) -> Gradients:
-    return Gradients(parameters, element, wide=Gradients(parameters, wide))
-
-
 _FIRST = f.gradients_zero_first, f.gradients_zero_first_wide
 _LAST = f.gradients_zero_last, f.gradients_zero_last_wide
 
 #: PyTorch's per-tensor and per-channel backward differ; the nearest ones agree with the forward.
-learnable_gradients_per_tensor = _gradients(f.slopes_truncated, *_FIRST)
-learnable_gradients_per_channel = _gradients(f.slopes_per_channel, *_FIRST)
-learnable_gradients_per_tensor_nearest = _gradients(f.slopes_per_tensor, *_LAST)
-learnable_gradients_per_channel_nearest = _gradients(f.slopes_per_channel, *_LAST)
+learnable_gradients_per_tensor = Gradients(f.slopes_truncated, *_FIRST)
+learnable_gradients_per_channel = Gradients(f.slopes_per_channel, *_FIRST)
+learnable_gradients_per_tensor_nearest = Gradients(f.learned, *_LAST)
+learnable_gradients_per_channel_nearest = Gradients(f.slopes_per_channel, *_LAST)

@@ -144,12 +144,11 @@ class Observe:
 
     def __call__(
         self, granularity: Granularity, x: Any, constant: float, low: Any, high: Any,
-        bounds: tuple[int, int], eps: float, middle: int, precision: str, scale: Any,
-        zero_point: Any,
+        bounds: tuple[int, int], eps: float, scale: Any, zero_point: Any,
     ) -> None:  # fmt: skip
-        """Move `low`, `high` towards the range of `x`; the rest as `Choose` has it."""
+        """Move `low`, `high` towards the range of `x`, and write to `scale` and `zero_point`."""
         follow(granularity, x, constant, low, high)
-        self._choose(low, high, bounds, eps, middle, precision, scale, zero_point)
+        self._choose(low, high, bounds, eps, 0, "float32", scale, zero_point)
 
 
 observe_fbgemm = Observe(choose_fbgemm)

@@ -44,17 +44,18 @@ class Gradients:
         ``parameters(x, scale, zero_point, constants, y) -> p``, once a channel.
     element : callable
         ``element(g, x, p, constants) -> (inside, slope, shift)``.
-    wide : Gradients, optional
-        The same where float32 does not hold codes or data.
+    wide : callable, optional
+        The element where float32 does not hold codes or data.
     """
 
     def __init__(
         self,
         parameters: Callable[..., Any],
         element: Callable[..., Any],
-        wide: Gradients | None = None,
+        wide: Callable[..., Any] | None = None,
     ) -> None:
-        self._parameters, self._element, self._wide = parameters, element, wide
+        self._parameters, self._element = parameters, element
+        self._wide = None if wide is None else Gradients(parameters, wide)
         name = f"{parameters.__name__}_{element.__name__}"
         self.runs = Kernel(self._make_runs, f"{name}_runs")
         self.teams = Kernel(self._make_teams, f"{name}_teams")

@@ -22,7 +22,7 @@ import numpy as np
 from numba import config, types
 
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import no_collection
+from npquant.cpu.target import no_collection, renamed
 from npquant.cuda.watch import watch
 
 
@@ -56,10 +56,10 @@ try:
         else:
             import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
             from cuda.bindings import driver
-            from numba.cuda import dispatcher, libdevice
+            from numba.cuda import dispatcher, libdevice  # noqa: F401 (for others)
             from numba.cuda.compiler import compile_cuda, kernel_fixup
             from numba.cuda.cudadrv.nvvm import set_launch_bounds
-            from numba.cuda.extending import intrinsic, overload, register_model
+            from numba.cuda.extending import intrinsic, overload, register_model  # noqa: F401 (for others)
 except ModuleNotFoundError as error:  # Numba's own numba.cuda, an older one, lacks some of it
     raise ModuleNotFoundError(
         "npquant.cuda needs numba-cuda: pip install 'npquant[cuda13]', or npquant[cuda12], by the "
@@ -179,7 +179,7 @@ class Kernel:
     def _library(self, function: Any, signature: Types, key: Key, cc: tuple[int, int]) -> Any:
         block = 0 if self._block is None else self._block(*key)
         bound = block if block > MANY else None
-        return _library(_named(function, self.name), signature, cc, bound)
+        return _library(renamed(function, self.name), signature, cc, bound)
 
     def ptx(self, key: Key, cc: tuple[int, int]) -> str:
         """The PTX of one key for a compute capability; no device is needed.
@@ -197,15 +197,6 @@ class Kernel:
                 dispatcher.get_current_device = before
         text: str = self._libraries[key].get_asm_str(cc=cc)
         return text
-
-
-def _named(function: Any, name: str) -> Any:
-    """A copy that is called `name`."""
-    copy = python_types.FunctionType(
-        function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
-    )
-    copy.__qualname__, copy.__module__ = name, function.__module__
-    return copy
 
 
 def _library(function: Any, signature: Types, cc: tuple[int, int], bound: int | None) -> Any:
@@ -394,23 +385,3 @@ def _rounded(signature: Any, values: Iterator[Any]) -> tuple[Any, ...]:
         else next(values)
         for t in signature
     ])  # fmt: skip
-
-
-__all__ = [
-    "COUNT",
-    "PLACE",
-    "SIMULATED",
-    "THREADS",
-    "Kernel",
-    "Types",
-    "checked",
-    "cuda",
-    "drive",
-    "make_ready",
-    "on_gpu",
-    "pointer",
-    "several",
-    "sizes",
-]
-if not SIMULATED:
-    __all__ += ["driver", "intrinsic", "libdevice", "overload", "register_model"]

@@ -40,7 +40,7 @@ def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
 
 @formula
 def learned(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the learnable forward."""
+    """Parameters of the learnable forward, and of the backward per tensor."""
     lo, hi, _ = constants
     return affine(x, scale, nearest(zero_point, lo, hi), constants, y)
 
@@ -58,14 +58,6 @@ def slopes_per_channel(x: Any, scale: Any, zero_point: Any, constants: Any, y: A
     lo, hi, _ = constants
     s = np.float32(widen(scale))
     return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), widen(item(x)))
-
-
-@formula
-def slopes_per_tensor(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any) -> Any:
-    """Parameters of the learnable backward per tensor: the zero point is an integer, so in K."""
-    lo, hi, _ = constants
-    s = np.float32(widen(scale))
-    return np.float32(1) / s, s, like(nearest(zero_point, lo, hi), lo)
 
 
 @formula

@@ -330,7 +330,7 @@ def _fused(
         run(granularity, x, observe, c, low, high, bounds, eps, s, z, precision, y, mask)
     elif enabled and observe:
         run = lib.observe_fbgemm_symmetric if symmetric else lib.observe_fbgemm
-        run(granularity, x, c, low, high, bounds, eps, 0, "float32", s, z)
+        run(granularity, x, c, low, high, bounds, eps, s, z)
     elif enabled:
         run = lib.choose_fbgemm_symmetric if symmetric else lib.choose_fbgemm
         run(low, high, bounds, eps, 0, "float32", s, z)

@@ -64,15 +64,3 @@ def test_counts_of_one_value(value):
     ends = [np.array([value], np.float32)] * 2
     call = lambda kernel, inputs, outputs: kernel(layout.Granularity(1, 3, None), *inputs, *outputs)
     both(cpu.count_linear, twins.count_linear, [x, *ends], [np.zeros((1, 16), np.int64)], call)
-
-
-def test_next_above():
-    """Against NumPy's, in both types."""
-    from npquant.formulas.histogram import next_above
-
-    for kind in (np.float32, np.float64):
-        ends = np.finfo(kind)
-        for v in (1, 2**24, 0.1, ends.max, ends.tiny, ends.smallest_subnormal):
-            for u in (kind(v), -kind(v)):
-                with np.errstate(over="ignore"):
-                    assert next_above(u) == np.nextafter(u, kind(np.inf))

@@ -45,6 +45,12 @@ def test_layouts_of_optimizers(rule, layout):
     every_kernel.optimizer(OPTIMIZERS[rule], lay=LAYOUTS[layout])
 
 
+@pytest.mark.parametrize("layout", ["Fortran", "every second"])
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_float64_of_optimizers(rule, layout):
+    every_kernel.optimizer(OPTIMIZERS[rule], np.float64, LAYOUTS[layout])
+
+
 @pytest.mark.parametrize(
     "dtype",
     [
