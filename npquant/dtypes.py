@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -81,9 +80,7 @@ def canonical(dtype: Any, name: str, taken: Iterable[DType] = REALS) -> DType:
     except Exception:  # another spelling of it, or no dtype at all, nor even hashable
         pass
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy's deprecated names are none of ours
-            found = native_order(np.dtype(dtype))
+        found = native_order(np.dtype(dtype))
     except Exception:  # of many kinds: NumPy parses strings as Python, and asks objects
         raise TypeError(
             f"{name} must be a NumPy dtype, such as {names(taken)}, "
@@ -181,7 +178,7 @@ def _spelled(dtypes: Iterable[DType]) -> dict[Any, DType]:
     return {key: d for d in dtypes for key in (d, d.type, d.name)}
 
 
-_NATIVE, _TARGETS, _FLOATING = map(_spelled, ({*REALS, *BOUNDS}, BOUNDS, FLOATS))
+_NATIVE, _TARGETS, _FLOATING = map(_spelled, ({*REALS, *BOUNDS, bool_}, BOUNDS, FLOATS))
 
 
 def promote(a: DType, b: DType) -> DType:

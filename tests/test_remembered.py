@@ -107,6 +107,19 @@ def test_numbers_that_are_equal():
             nq.quantize_per_tensor(X, 1.0, 0, 0, wrong, np.int8)
 
 
+@pytest.mark.parametrize("name", ["fake_quantize_per_tensor_affine", "adaround_soft",
+                                  "choose_qparams_per_token"])  # fmt: skip
+def test_metadata_of_a_dtype_stay_with_its_arrays(name):
+    """A dtype with them equals one without; results of later calls would have them."""
+    checks.calls.forget()
+    kwargs = arguments(name, (6, 8))
+    described = kwargs["input"].astype(np.dtype(np.float32, metadata={"unit": "V"}))
+    getattr(nq, name)(**kwargs | {"input": described})
+    results = getattr(nq, name)(**kwargs)
+    for result in results if isinstance(results, tuple) else (results,):
+        assert result.dtype.metadata is None
+
+
 def test_zeros_of_both_signs_are_told_apart():
     sign = checks.remembered(lambda v: math.copysign(1, v))
     for kind in (float, np.float16, np.float32, np.longdouble, ml_dtypes.bfloat16, E5M2):

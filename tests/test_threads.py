@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
 from numba.core.caching import NullCache
 
 import npquant
+from calls import CALLS, arguments, results
 from npquant import cpu
 from npquant.cpu import target
 from scenarios import run
@@ -76,6 +79,46 @@ def test_a_small_stack():
     """Lanes of thousands of channels are not on it."""
     done = subprocess.run([sys.executable, "-c", ON_A_SMALL_STACK], capture_output=True, text=True)
     assert done.stdout == "done\n", (done.returncode, done.stderr)
+
+
+#: And of 64 KiB, of which the compiler's are some hundred.
+COMPILED_WHERE_STACKS_ARE_SMALL = """
+import threading
+import numpy as np
+import npquant as nq
+threading.stack_size(64 << 10)
+nq.adaround_regularizer(np.ones(3, np.float32), 2.0)
+assert threading.stack_size() == 64 << 10
+print("done")
+"""
+
+
+def test_kernels_are_compiled_on_a_stack_that_is_large(tmp_path):
+    """However small those of new threads are: LLVM would end the process."""
+    command, env = [sys.executable, "-c", COMPILED_WHERE_STACKS_ARE_SMALL], dict(os.environ)
+    env["NUMBA_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.stdout == "done\n", (done.returncode, done.stderr)
+
+
+def test_no_call_changes_what_becomes_of_warnings(monkeypatch):
+    """That is one list for all threads: what two of them put back in turn would stay changed."""
+    x = np.ones(3, np.float32)
+
+    def calls():
+        for name in CALLS:
+            results(name, arguments(name, (8,) if name == "determine_qparams" else (6, 8)))
+        for dtype in (bool, "?", float, "<f4", int, "i1", ml_dtypes.bfloat16):
+            npquant.convert_element_type(x, dtype)
+            npquant.ArraySpec((3,), dtype)
+        with pytest.raises(TypeError, match="dtype must be one of"):
+            npquant.quantize_per_tensor(x, 1.0, 0, -8, 7, "U")
+
+    calls()  # as Numba changes it while it compiles
+    with monkeypatch.context() as patch:
+        for change in ("catch_warnings", "filterwarnings", "simplefilter"):
+            patch.setattr(warnings, change, None)
+        calls()
 
 
 def test_numba_is_asked_for_its_threads_without_a_lock(monkeypatch):

@@ -75,9 +75,14 @@ _ZEROS = object()  # what is remembered of arguments among which there are some
 
 
 def _fixed(a: Any) -> bool:
-    """Whether an argument stays as it is."""
+    """Whether an argument stays as it is, and what equals it is the same.
+
+    A dtype with metadata equals one without, and results would have it.
+    """
     kind = a if isinstance(a, type) else type(a)
     fixed = isinstance(a, _FIXED) and kind.__module__.partition(".")[0] in _OWN
+    if isinstance(a, np.dtype) and a.metadata is not None:
+        return False
     return fixed or type(a) in _PLAIN
 
 

@@ -201,6 +201,10 @@ class Either(Kernel):
         self.parallel = Compiled(lambda key: (first if which(*key) else second).parallel[key])
 
 
+#: Bytes; of 64 KiB LLVM ends the process.
+_STACK = 8 << 20
+
+
 def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> Any:
     """The entry of a key, which the first thread that needs it compiles while others wait.
 
@@ -221,7 +225,8 @@ def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> 
     if main and not global_compiler_lock.is_locked():  # by this thread: another would wait for it
         thread = threading.Thread(target=work, name="npquant compiles")
         try:
-            thread.start()
+            with _room_to_compile():
+                thread.start()
         except RuntimeError:  # the interpreter is about to end, and starts no threads
             work()
         else:
@@ -231,6 +236,20 @@ def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> 
     if errors:
         raise errors[0]
     return entries[key]
+
+
+@contextlib.contextmanager
+def _room_to_compile() -> Iterator[None]:
+    """A thread that is started has a main thread's stack, where others are told to have less."""
+    before = threading.stack_size()
+    if not 0 < before < _STACK:
+        yield
+        return
+    threading.stack_size(_STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def renamed(function: Callable[..., Any], name: str) -> Any:
