@@ -116,7 +116,7 @@ def full_like(a: Array, value: float) -> Array:
 
 def filled(y: Array, value: float) -> Array:
     """`y`, all of which is `value` now."""
-    if type(y) is np.ndarray:
+    if isinstance(y, np.ndarray):
         y.fill(value)
     elif type(y) is not ArraySpec:
         from npquant.cuda.arithmetic import fill
@@ -201,6 +201,8 @@ def reshape(a: Array, shape: tuple[int, ...]) -> Array:
         return a.reshape(shape)
     if kind(a)[0] == shape:
         return a
+    if type(a) is ArraySpec:
+        return ArraySpec(shape, a.dtype)
     from npquant.cuda.walk import copy as copy_strided
 
     x = flat(a)

@@ -1340,6 +1340,16 @@ def test_two_byte_floats_are_refused(name, dtype):
         step(*(a.astype(dtype) for a in arrays), **kwargs)
 
 
+@pytest.mark.parametrize("name", ["add", "mul", "matmul"])
+def test_what_is_no_array_is_named_on_a_tape_too(name):
+    step, ragged = getattr(ag, name), [[1.0], [2.0, 3.0]]
+    with ag.Tape() as tape, pytest.raises(TypeError, match="input must be a NumPy array") as traced:
+        tape.apply(step, ragged, ag.Parameter(np.ones((2, 2))))
+    with pytest.raises(TypeError) as alone:
+        step(ragged, np.ones((2, 2)))
+    assert str(traced.value) == str(alone.value)
+
+
 def test_parameters_are_pickled():
     p = pickle.loads(pickle.dumps(ag.Parameter(np.ones(2, F32), "w")))
     assert_same(p.value, np.ones(2, F32))

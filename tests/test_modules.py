@@ -248,6 +248,31 @@ def test_a_shape_changes_no_state():
             assert_same(module._get(name), array, name)
 
 
+def test_a_shape_is_refused_as_an_array_of_it_is():
+    """By what the observer, groups and bounds ask of it, which is not what the op asks."""
+    shape, channels = nq.ArraySpec((4, 6), F32), "per_channel_symmetric"
+    wide = -(2**31), 2**31 - 1
+    adaround, learnable = AdaroundFakeQuantizer, LearnableFakeQuantize
+    for make, match in (
+        (lambda: adaround(None, channels, -8, 7, 3), "ch_axis must be an axis of x"),
+        (lambda: adaround(None, channels, -8, 7, group_size=4), "group_size must be"),
+        (lambda: adaround(None, "per_tensor_affine", *wide, dtype="int32"), "quant_max must lie"),
+        (lambda: learnable(PerChannelMinMaxObserver, ch_axis=3), "ch_axis must be an axis of x"),
+        (lambda: learnable(PerChannelMinMaxObserver, channel_len=6, group_size=4), "group_size"),
+    ):  # fmt: skip
+        for x in (data((4, 6)), shape):
+            module = make()
+            module.enable_observer()
+            with pytest.raises(ValueError, match=match):
+                module(x)
+    for make in (
+        lambda: adaround(None, channels, -8, 7),
+        lambda: adaround(None, channels, -8, 7, group_size=3),
+        lambda: learnable(PerChannelMinMaxObserver, channel_len=4).enable_static_estimate(),
+    ):
+        assert make()(shape).shape == make()(data((4, 6))).shape == (4, 6)
+
+
 def test_a_shape_where_the_observer_has_seen_more_than_the_module():
     """A call would have as many scales as there are channels."""
     module, other = (FakeQuantize(PerChannelMinMaxObserver) for _ in range(2))
@@ -419,6 +444,63 @@ def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, place, kernel):
                     assert_same(observer.state_dict()[key], value, key)
                     assert_same(np.asarray(array), value, key)
     assert met >= 1, kernel
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_call_that_is_broken_off_may_be_made_again(error, monkeypatch):
+    """What it observed before qparams were chosen would count twice."""
+
+    def broken_off(*args):
+        raise error
+
+    kind = FakeQuantize, LearnableFakeQuantize
+    for module, twin in ([k(MovingAverageMinMaxObserver) for _ in range(2)] for k in kind):
+        for some in (module, twin):
+            some.enable_observer()
+            some(np.array([0, 1], F32))
+        with monkeypatch.context() as patch:
+            patch.setattr(MovingAverageMinMaxObserver, "calculate_qparams", broken_off)
+            with pytest.raises(error):
+                module(np.array([0, 300], F32))
+        for some in (module, twin):
+            some(np.array([0, 300], F32))
+        for key, array in twin.state_dict().items():
+            assert_same(module.state_dict()[key], array, key)
+
+
+@pytest.mark.parametrize("kind", [npq.HistogramObserver, npq.PercentileObserver])
+def test_an_observer_forgets_all_or_nothing(kind, monkeypatch):
+    """It would be none that can be saved: extremes of nothing beside counts."""
+
+    def none_left(*args):
+        raise MemoryError
+
+    observer = kind()
+    observer(data((4, 6)))
+    before = observer.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", none_left)
+        with pytest.raises(MemoryError):
+            observer.reset_min_max_vals()
+    for key, array in observer.state_dict().items():
+        assert_same(array, before[key], key)
+
+
+def test_what_was_learned_is_not_estimated_wherever_a_switch_is_interrupted(monkeypatch):
+    module = LearnableFakeQuantize(MinMaxObserver).enable_static_estimate()
+    switched = []
+
+    def interrupted(self, enabled=True):
+        switched.append(enabled)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LearnableFakeQuantize, "toggle_fake_quant", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module.enable_param_learning()
+    assert switched == [True]
+    assert module.learning_enabled
+    assert not module.static_enabled
 
 
 def test_arrays_are_replaced():

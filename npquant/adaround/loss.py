@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npquant import checks, dtypes
+from npquant.arrays import filled, on_host
 from npquant.cpu.metrics import total_squared_difference
 from npquant.meta import ArraySpec
 from npquant.ops.adaround import adaround_regularizer, adaround_regularizer_backward, alone
@@ -138,7 +139,9 @@ class AdaroundLoss:
             If `step` is not within 0..max_iter - 1.
         """
         beta, v = self.beta(step), _decider(V)
-        return 0.0 if beta is None else self.reg_param * float(adaround_regularizer(v, beta))
+        if beta is None:
+            return 0.0
+        return self.reg_param * float(on_host(adaround_regularizer(v, beta)))
 
     def regularizer_backward(self, step: int, V: Array, *, out: Array | None = None) -> Array:
         """Return V's gradient of the regularizer at a step.
@@ -169,8 +172,7 @@ class AdaroundLoss:
         if beta is not None:
             gradient = adaround_regularizer_backward(v, beta, self.reg_param, out=out)
         else:
-            gradient = checks.output(out, v, v.dtype, data="V")
-            gradient.fill(0)
+            gradient = filled(checks.output(out, v, v.dtype, data="V"), 0)
         return gradient
 
     def reconstruction(self, output: Array, target: Array) -> float:

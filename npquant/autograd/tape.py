@@ -426,7 +426,7 @@ class Tape:
         else:
             parts = backward(grad)
         for k, part in zip(inputs, parts, strict=True):
-            if k in leading and part is not None and k is not None:
+            if k in leading and part is not None:
                 # NumPy's arithmetic makes scalars of arrays without axes.
                 grads[k] = add(grads[k], part) if k in grads else _array(part)
 

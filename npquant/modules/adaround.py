@@ -148,9 +148,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Observe and round, as the switches say."""
         data = checks.floats(value_of(x), "x")
-        if data.size == 0 or isinstance(data, ArraySpec):
-            if self._decided and data.size:
-                self._check_shape(data)
+        if data.size == 0:
             return x
         enabled, observing = self._on("fake_quant_enabled"), self._on("observer_enabled")
         if enabled or observing:  # before anything is observed
@@ -162,8 +160,11 @@ class AdaroundFakeQuantizer(FakeQuantize):
             checks.finite_array(data, "x")  # observers of counts would leave infinities out
         if observing:
             self._observe(data)
-        if first:
+        if first and not (observing and isinstance(data, ArraySpec)):  # which changes no scale
             self._check_granularity(data)
+        if isinstance(data, ArraySpec):
+            return x
+        if first:
             self._bring(data, "scale", "zero_point")
             self.V.value = nq.adaround_init(value_of(x), self.scale, **self._where())
         if not enabled:

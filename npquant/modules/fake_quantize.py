@@ -136,28 +136,36 @@ class FakeQuantizeBase(Module):
     ) -> tuple[Array, Array] | None:
         """Have the observer see `x`, and choose qparams, unless others were `found`.
 
-        None if it has seen nothing yet, or a shape alone. It forgets an array that makes scales or
-        zero points that cannot be used, if they are to be now.
+        None if it has seen nothing yet, or a shape alone. It forgets an array of which no qparams
+        were made, or, if they are to be used now, none that can be.
         """
         observer = self.activation_post_process
         before = vars(observer).copy()  # its arrays are replaced, never written to
-        observer(x)
-        if observer._unset or isinstance(x, ArraySpec):
-            return None
-        scale, zero_point = found or observer.calculate_qparams()
-        if self._uses_qparams and isinstance(scale, np.ndarray):
-            for must, wrong in (
-                ("scale must be positive and finite", scale[~((scale > 0) & (scale < np.inf))]),
-                ("zero_point must be finite", zero_point[~np.isfinite(zero_point)]),
-            ):
-                if wrong.size:
-                    vars(observer).update(before)
-                    raise ValueError(
-                        f"{must} in float32, got {wrong[0]}: x is not finite, or something that "
-                        "was observed before, which activation_post_process.reset_min_max_vals() "
-                        "forgets"
-                    )
-        return scale, zero_point
+        try:
+            observer(x)
+            if observer._unset or isinstance(x, ArraySpec):
+                return None
+            qparams = found or observer.calculate_qparams()
+            self._check_qparams(*qparams)
+        except BaseException:  # an interrupt too, after which the call may be made again
+            vars(observer).update(before)
+            raise
+        return qparams
+
+    def _check_qparams(self, scale: Array, zero_point: Array) -> None:
+        """Refuse what was chosen, if it is to be used now and cannot be."""
+        if not (self._uses_qparams and isinstance(scale, np.ndarray)):
+            return
+        for must, wrong in (
+            ("scale must be positive and finite", scale[~((scale > 0) & (scale < np.inf))]),
+            ("zero_point must be finite", zero_point[~np.isfinite(zero_point)]),
+        ):
+            if wrong.size:
+                raise ValueError(
+                    f"{must} in float32, got {wrong[0]}: x is not finite, or something that "
+                    "was observed before, which activation_post_process.reset_min_max_vals() "
+                    "forgets"
+                )
 
     @property
     def _uses_qparams(self) -> bool:

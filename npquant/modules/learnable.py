@@ -249,8 +249,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         return self._mode(learning=False, fake_quant=False, static=True)
 
     def _mode(self, learning: bool, fake_quant: bool, static: bool) -> Self:
-        self.toggle_qparam_learning(learning).toggle_fake_quant(fake_quant)
-        return self.toggle_observer_update(static)
+        # What was learned is never estimated, wherever an interrupt comes.
+        self.toggle_observer_update(False).toggle_qparam_learning(learning)
+        return self.toggle_fake_quant(fake_quant).toggle_observer_update(static)
 
     def toggle_qparam_learning(self, enabled: bool = True) -> Self:
         """Switch the gradients of scale and zero point on, or off.
@@ -316,6 +317,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         """Estimate and fake quantize, as the switches say."""
         data = checks.floats(value_of(x), "x")
         if isinstance(data, ArraySpec):  # which changes no state
+            if self._on("static_enabled") and data.size:
+                seen = self._rows(data)
+                self._check_channels(seen)
+                self._seen(seen)
             scale, zero_point = given(data, self.scale.value), given(data, self.zero_point.value)
             scale = self._scale() if scale is self.scale.value else scale
             zero_point = self._zero_point() if zero_point is self.zero_point.value else zero_point
@@ -439,7 +444,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             return self._lsq_plus(self._channels(x)), beside(x, self._zero_point())
         return self._least_error(x)
 
-    def _rows(self, x: Array) -> Array:
+    def _rows(self, x: Any) -> Any:
         """What the observer sees: tokens and groups as rows."""
         if self.group_size is not None:
             width = checks.group_size_of(self.group_size, x, name="x")
@@ -447,8 +452,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             width = x.shape[-1] if x.ndim else 1
         else:
             return x
-        rows: Array = reshape(x, (x.size // width, width))
-        return rows
+        return reshape(x, (x.size // width, width))
 
     def _channels(self, x: Array) -> Iterable[Array]:
         if not self.is_per_channel:

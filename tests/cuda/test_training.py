@@ -10,6 +10,7 @@ import pytest
 import npquant as nq
 from cases import assert_same
 from npquant import cuda
+from npquant.adaround import AdaroundLoss
 from npquant.arrays import copy
 from npquant.autograd import Parameter, Tape
 from npquant.cuda.arrays import OWN
@@ -376,3 +377,14 @@ def test_optimizers_refuse_a_mixture():
     p = cuda.to_device(BATCHES[0])
     with pytest.raises(TypeError, match=r"gradients\[0\] and params\[0\] must be of one kind"):
         SGD([p], 0.1).step([BATCHES[0]])
+
+
+def test_the_loss_of_adaround(monkeypatch):
+    """What holds V has no method `fill` of its own: PyTorch's and Numba's have none."""
+    loss, v = AdaroundLoss(10), np.linspace(-2, 2, 7, dtype=np.float32)
+    there = cuda.to_device(v)
+    monkeypatch.setattr(type(there), "fill", None, raising=False)
+    for step in (0, 5):
+        assert loss.regularizer(step, there) == loss.regularizer(step, v)
+        gradient = loss.regularizer_backward(step, there)
+        assert_same(cuda.to_host(gradient), loss.regularizer_backward(step, v))

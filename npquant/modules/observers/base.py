@@ -189,9 +189,13 @@ class Observer(Module):
 
     def reset_min_max_vals(self) -> None:
         """Forget everything that was seen."""
+        self.__dict__.update(self._of_nothing())  # all at once
+
+    def _of_nothing(self) -> dict[str, Array]:
+        """The state before anything is seen."""
         shape = () if self.ch_axis is None else (0,)
-        self.min_val = np.full(shape, math.inf, FLOAT)
-        self.max_val = np.full(shape, -math.inf, FLOAT)
+        ends = {"min_val": math.inf, "max_val": -math.inf}
+        return {name: np.full(shape, end, FLOAT) for name, end in ends.items()}
 
     # --- choosing -----------------------------------------------------------------------------
 

@@ -151,12 +151,14 @@ class _CountingObserver(Observer):
         """The kernels for the affine and the symmetric schemes, and their number."""
         raise NotImplementedError(f"{type(self).__name__} has no method")
 
-    def reset_min_max_vals(self) -> None:
-        """Forget everything that was seen."""
-        super().reset_min_max_vals()
-        shape = self.min_val.shape
-        self.exponent = np.full(shape, _LEAST_EXPONENT, np.int32)
-        self.histogram = np.zeros((*shape, self.bins), np.int64)
+    def _of_nothing(self) -> dict[str, Array]:
+        ends = super()._of_nothing()
+        shape = ends["min_val"].shape
+        return {
+            **ends,
+            "exponent": np.full(shape, _LEAST_EXPONENT, np.int32),
+            "histogram": np.zeros((*shape, self.bins), np.int64),
+        }
 
     def _check_array(self, key: str, name: str, array: Array) -> None:
         if name == "histogram":

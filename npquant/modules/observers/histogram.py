@@ -178,10 +178,8 @@ class HistogramObserver(Observer):
         clip_linear(self.histogram, *ends, self.dst_nbins, bounds)
         return bounds[:1], bounds[1:]
 
-    def reset_min_max_vals(self) -> None:
-        """Forget everything that was seen."""
-        super().reset_min_max_vals()
-        self.histogram = np.zeros(self.bins, FLOAT)
+    def _of_nothing(self) -> dict[str, Array]:
+        return {**super()._of_nothing(), "histogram": np.zeros(self.bins, FLOAT)}
 
     def _check_array(self, key: str, name: str, array: Array) -> None:
         if name == "histogram":
