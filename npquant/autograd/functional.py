@@ -257,7 +257,8 @@ def relu(input: Array) -> Array:
     >>> ag.relu(np.array([-1.0, 0.0, 2.0]))
     array([0., 0., 2.])
     """
-    return np.asarray(np.maximum(_floats(input, "input"), 0))
+    x = _floats(input, "input")
+    return np.where(x < 0, x.dtype.type(0), x)  # a zero or a NaN stays what it is, as in PyTorch
 
 
 def sigmoid(input: Array) -> Array:
