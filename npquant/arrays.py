@@ -220,14 +220,8 @@ def astype(a: Array, dtype: Any) -> Array:
 
 
 def rounded_once(v: Array, dtype: DType) -> Array:
-    """Sums in float64, or of the dtype already, in one rounding."""
-    if type(v) is np.ndarray:
-        return v if v.dtype == dtype else dtypes.round_once(v, dtype)
-    if array(v, "sum").dtype != dtype:
-        raise TypeError(
-            f"scale and zero_point with gradients must be float32 or float64 on a GPU, got {dtype}"
-        )
-    return v
+    """Sums in float64, or of the dtype already, as on a GPU, in one rounding."""
+    return dtypes.round_once(v, dtype) if type(v) is np.ndarray else v
 
 
 # --- where it lies ------------------------------------------------------------------------------

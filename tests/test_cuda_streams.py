@@ -112,6 +112,15 @@ def test_the_address_of_what_is_made():
     assert x.library.address(y) == arrays.device(y).pointer != 0
 
 
+def test_a_result_keeps_the_stream_of_numba_that_it_is_made_on():
+    """Numba destroys one to which there are no more references, while kernels may still run."""
+    on = external_stream(STREAM)
+    x = arrays.device(arrays.OWN.empty(None, (4,), np.dtype(np.float32), (4,)).bind(on))
+    y = nq.quantize_per_tensor(x.owner, 0.1, 0, -8, 7, np.int8)
+    assert y.stream is on
+    assert nq.dequantize_per_tensor(y, 0.1, 0, -8, 7, np.int8).stream is on
+
+
 @pytest.mark.parametrize("name", WITH_OUT)
 def test_an_out_of_no_stream(name, streams):
     """Where it is not flat, results are copied to it on the stream that they were made on."""

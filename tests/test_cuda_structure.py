@@ -29,6 +29,7 @@ from npquant.cuda import (
     inverse,
     learnable,
     loops,
+    reduce,
     target,
 )
 from npquant.dtypes import NARROW
@@ -96,8 +97,6 @@ FUSED = (
     "adaround_regularizer_backward",
     "adaround_soft",
     "adaround_soft_backward",
-    "fake_quantize_decomposed",
-    "fake_quantize_decomposed_by_division",
     "fake_quantize_float_zero_point",
     "fake_quantize_learnable",
     "fake_quantize_learnable_per_tensor",
@@ -293,6 +292,10 @@ def test_code(name, cc, launches):
     if name == "dequantize_in_integers":  # nor at how large zero points are
         assert cuda.dequantize_in_integers is cuda.dequantize_promoted
         return
+    if name.startswith("fake_quantize_decomposed") and "wide" not in name:
+        wide = name.replace("decomposed", "decomposed_wide")
+        assert getattr(cuda, name) is getattr(cuda, wide)
+        return
     assert launches[name], f"no call of every_kernel.py comes to {name}"
     if name in MADE_OF_OTHERS:
         others = [found for other, found in launches.items() if other not in MADE_OF_OTHERS]
@@ -468,11 +471,12 @@ def test_registers_of_the_widest_blocks(dtype):
     """A multiprocessor has 2**16: each of 512 threads 128 as it comes, and each of 1,024 64."""
     x, single, double = map(np.dtype, (dtype, np.float32, np.float64))
     code = "float64" if x == double else "float32"
+    many = reduce.BATCH_OF_SMALL if x.itemsize <= 2 else reduce.BATCH
     gradients = learnable.learnable_gradients_per_channel
     gradients = gradients._wide if x == double else gradients
     found = {
-        "lanes": (512, gradients.lanes, (x, single, single, code, double, double, 32, True, 4)),
-        "extremes": (512, extremes.minmax.lanes, (x, 32, 4, True)),
+        "lanes": (512, gradients.lanes, (x, single, single, code, double, double, 32, True, many)),
+        "extremes": (512, extremes.minmax.lanes, (x, 32, many, True)),
     }
     longest = extremes.MOST_DOUBLE if x == double else extremes.MOST
     rows, chosen = dynamic.dynamic_per_token_asymmetric.kernel, (double, np.dtype(np.int64))

@@ -79,6 +79,7 @@ from npquant.checks.qparams import (
     array_of_numbers,
     code_qparams,
     device_qparams,
+    in_float32,
     in_precision,
     in_range,
     int32s,

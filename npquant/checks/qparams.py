@@ -11,7 +11,15 @@ import numpy as np
 from npquant import arrays, dtypes
 from npquant.arrays import array, device_array
 from npquant.checks.arrays import floats, native, together
-from npquant.checks.numbers import ONE, scale_float32, scale_in, single_number, zero_point_number
+from npquant.checks.numbers import (
+    BELOW,
+    BEYOND,
+    ONE,
+    scale_float32,
+    scale_in,
+    single_number,
+    zero_point_number,
+)
 from npquant.cpu.checks import Looks, outside
 from npquant.dtypes import FLOATS, INTEGERS, REALS, DType
 from npquant.errors import show
@@ -106,23 +114,21 @@ def usual(
 
 
 def scales_float32(
-    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, data: str = "input"
-) -> Array:
-    """Scales that are used in float32."""
+    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, data: str = "input",
+    dtype: DType = dtypes.float32,
+) -> Array:  # fmt: skip
+    """Scales that are used in float32, or in another dtype too."""
     s = parameters(value, name, shapes, x, data)
-    if s.dtype != dtypes.float32:
-        s = arrays.cast(s, dtypes.float32)
     in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
-    return s
+    return arrays.cast(s, dtype)
 
 
 def in_precision(s: Array, name: str, precision: DType) -> Array:
     """Scales that were checked, in the precision in which they are used."""
     if s.dtype == precision:
         return s
-    s = arrays.cast(s, precision)
     in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
-    return s
+    return arrays.cast(s, precision)
 
 
 def scales(
@@ -250,6 +256,12 @@ def all_finite(p: Array, name: str) -> None:
     in_range(p, name, -MOST, MOST, "be finite")
 
 
+def in_float32(p: Array, name: str) -> Array:
+    """Fractional zero points that are used in float32."""
+    in_range(p, name, -_FLOAT32_SCALES[1], _FLOAT32_SCALES[1], "be finite in float32")
+    return arrays.cast(p, dtypes.float32)
+
+
 def int32s(p: Array, name: str) -> Array:
     """Zero points as int32; floating ones are truncated, as PyTorch does."""
     if p.dtype == dtypes.int32:
@@ -274,7 +286,11 @@ def learned(value: Any, name: str) -> Array:
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 
-_FLOAT32_SCALES = 1e-45, 3.4028235e38  # the least and the greatest
+#: The least number that rounds to a positive float32, and the greatest that does to a finite one.
+_FLOAT32_SCALES = (
+    math.nextafter(BELOW[dtypes.float32], 1),
+    math.nextafter(BEYOND[dtypes.float32], 0),
+)
 MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-22

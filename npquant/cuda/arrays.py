@@ -242,7 +242,8 @@ class Torch(Library):
         return kind, tuple([s // dtype.itemsize for s in strides])
 
     def upload(self, like: DeviceArray, a: np.ndarray[Any, Any]) -> Any:
-        return self._torch.from_numpy(a).to(like.owner.device)
+        # A copy, as it takes none that is reversed, and warns of one that cannot be written to.
+        return self._torch.from_numpy(np.array(a)).to(like.owner.device)
 
     def stream(self, a: DeviceArray) -> int:
         if self._raw_stream is not None:
@@ -312,9 +313,12 @@ class Interface(Library):
 
     def empty(self, like: DeviceArray | None, shape: Any, dtype: Any, strides: Any) -> Any:
         target.make_ready()
-        # The array says on which stream it is written, and what reads it asks it for that.
-        handle = 0 if like is None else like.stream()
-        on = target.cuda.external_stream(handle) if handle else 0
+        # The array says on which stream it is written, and what reads it asks it for that. Numba's
+        # own stream it keeps, too: with the last reference it would be destroyed.
+        on = None if like is None else getattr(like.owner, "stream", None)
+        if not isinstance(on, target.cuda.cudadrv.driver.Stream):
+            handle = 0 if like is None else like.stream()
+            on = target.cuda.external_stream(handle) if handle else 0
         made = target.cuda.cudadrv.devicearray.DeviceNDArray
         return made(shape, strides, dtype, stream=on)
 

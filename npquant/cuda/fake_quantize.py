@@ -23,8 +23,9 @@ fake_quantize_per_channel = Elementwise(
 )
 fake_quantize_float_zero_point = Elementwise(f.affine_wide, f.fake_quantize_float_zero_point)
 fake_quantize_half_zero_point = Elementwise(f.affine_wide, f.fake_quantize_half_zero_point)
-fake_quantize_decomposed = Elementwise(f.affine, f.fake_quantize_decomposed)
+#: Nobody looks at how large zero points are there, so these go for all.
 fake_quantize_decomposed_wide = Elementwise(f.affine_in_input, f.fake_quantize_decomposed_wide)
+fake_quantize_decomposed = fake_quantize_decomposed_wide
 
 fake_quantize_per_tensor_by_division = Elementwise(
     f.affine,
@@ -37,10 +38,10 @@ fake_quantize_per_channel_by_division = Elementwise(
     f.fake_quantize_per_channel_by_division,
     wide=Elementwise(f.affine_wide, f.fake_quantize_per_channel_wide_by_division),
 )
-fake_quantize_decomposed_by_division = Elementwise(f.affine, f.fake_quantize_decomposed_by_division)
 fake_quantize_decomposed_wide_by_division = Elementwise(
     f.affine_in_input, f.fake_quantize_decomposed_wide_by_division
 )
+fake_quantize_decomposed_by_division = fake_quantize_decomposed_wide_by_division
 
 
 @formula

@@ -988,13 +988,14 @@ def _per_channel(
         s = checks.scales_float32(scale, "scale", form.shapes, x)
         z = checks.parameters(zero_point, "zero_point", form.shapes, x)
         if z.dtype in dtypes.FLOATS:
-            if z.dtype != dtypes.float16:
-                z = arrays.cast(z, dtypes.float32)
-            checks.all_finite(z, "zero_point")
+            half = z.dtype == dtypes.float16
+            if half:
+                checks.all_finite(z, "zero_point")
+            else:
+                z = checks.in_float32(z, "zero_point")
             if checks.divides(rounding):
                 precision = Precision("float32", "wide", "wide")
             else:
-                half = z.dtype == dtypes.float16
                 precision = Precision("float32", "float64", "float64")
                 kernel = f"fake_quantize_{'half' if half else 'float'}_zero_point"
         else:
@@ -1026,9 +1027,8 @@ def _decomposed(
         qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, *form.within, x)
     if qparams is None:
         kernel = kernel.replace("decomposed", "decomposed_wide")
-        s = checks.scales_float32(scales, "scales", shapes, x)
-        if double:
-            s = arrays.cast(checks.parameters(scales, "scales", shapes, x), x.dtype)
+        precise = x.dtype if double else dtypes.float32
+        s = checks.scales_float32(scales, "scales", shapes, x, dtype=precise)
         z = checks.parameters(zero_points, "zero_points", shapes, x)
         qparams = s, checks.int32s(z, "zero_points")
     s, z = qparams

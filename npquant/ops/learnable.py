@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Any
 
+import numpy as np
+
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.dtypes import Precision
 from npquant.layout import Granularity
@@ -898,6 +900,13 @@ def _backward(
         return done
     g = checks.same(grad, "grad", x)
     u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
+    if not isinstance(x, (np.ndarray, ArraySpec)):
+        for name, p in (("scale", u), ("zero_point", v)):
+            if p.dtype not in dtypes.SINGLE_AND_DOUBLE:
+                raise TypeError(
+                    f"{name} must be float32 or float64 where it has a gradient on a GPU, "
+                    f"got {p.dtype}"
+                )
     s, z = checks.learned_qparams(u, v, form.shapes, x)
     y = checks.output(None, x, x.dtype)
     if type(x) is ArraySpec or x.size == 0:

@@ -569,3 +569,20 @@ def test_a_zero_point_that_no_float64_holds():
         for scale in (1.0, given(np.ones(1, np.float32))):
             q = nq.quantize_per_tensor(given(x), scale, z, -128, 127, np.int8)
             assert_same(to_host(q), np.array([127, 0, 127], np.int8))
+
+
+@pytest.mark.parametrize("size", [0, 5])
+@pytest.mark.parametrize("name", ["scale", "zero_point"])
+def test_learned_qparams_of_two_bytes_are_refused_before_anything_is_made(name, size, monkeypatch):
+    """A sum of float64 is rounded to them once, for which there is no kernel."""
+    x = cuda.to_device(np.ones(size, np.float32))
+    qparams = {n: cuda.to_device(np.ones(1, np.float32)) for n in ("scale", "zero_point")}
+    qparams[name] = cuda.to_device(np.ones(1, np.float16))
+    made = []
+    monkeypatch.setattr(target.Kernel, "__call__", lambda *args: made.append(args))
+    message = f"{name} must be float32 or float64 where it has a gradient on a GPU, got float16"
+    with pytest.raises(TypeError, match=message):
+        nq.fake_quantize_learnable_per_tensor_affine_backward(
+            x, x, **qparams, quant_min=-8, quant_max=7
+        )
+    assert not made

@@ -385,6 +385,8 @@ def test_the_loss_of_adaround(monkeypatch):
     there = cuda.to_device(v)
     monkeypatch.setattr(type(there), "fill", None, raising=False)
     for step in (0, 5):
-        assert loss.regularizer(step, there) == loss.regularizer(step, v)
         gradient = loss.regularizer_backward(step, there)
-        assert_same(cuda.to_host(gradient), loss.regularizer_backward(step, v))
+        assert_same(seen(gradient), loss.regularizer_backward(step, v))
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)  # as the loss is a number of Python's
+    for step in (0, 5):
+        assert loss.regularizer(step, there) == loss.regularizer(step, v)
