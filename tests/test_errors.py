@@ -726,3 +726,22 @@ EXTREME = (
 @pytest.mark.parametrize(("name", "changes"), EXTREME)
 def test_extreme_arguments_warn_of_nothing(name, changes):
     results(name, arguments(name, shape_of(name)) | changes)
+
+
+def test_what_float32_does_not_hold_is_shown_as_given():
+    """Not as the infinity or the zero that it would be rounded to."""
+    x, one = np.ones((1, 1), F32), np.ones(1, F32)
+    for beyond in (1e39, 1e-60):
+        scale = np.array([beyond])
+        shown = f"must be positive and finite in float32, got {beyond}"
+        for step in (nq.fake_quantize_per_channel_affine, nq.fake_quant_per_channel):
+            name = "scale" if step is nq.fake_quantize_per_channel_affine else "scales"
+            with pytest.raises(ValueError, match=re.escape(f"{name} {shown} at index 0")):
+                step(x, scale, [0], 0, -8, 7)
+        codes = np.ones((1, 1), np.int8)
+        with pytest.raises(ValueError, match=re.escape(f"scales {shown} at index 0")):
+            nq.dequantize_per_channel(codes, scale, [0], 0, -8, 7, np.int8)
+    with pytest.raises(
+        ValueError, match=re.escape("zero_point must be finite in float32, got 1e+39")
+    ):
+        nq.fake_quantize_per_channel_affine(x, one, np.array([1e39]), 0, -8, 7)
