@@ -248,7 +248,8 @@ def relu(input: Array) -> Array:
 
     Notes
     -----
-    Corresponds to ``torch.nn.functional.relu``.
+    Corresponds to ``torch.nn.functional.relu``, which keeps the sign of a zero; NumPy's maximum,
+    which this is, may not.
 
     Examples
     --------
@@ -257,8 +258,7 @@ def relu(input: Array) -> Array:
     >>> ag.relu(np.array([-1.0, 0.0, 2.0]))
     array([0., 0., 2.])
     """
-    x = _floats(input, "input")
-    return np.where(x < 0, x.dtype.type(0), x)  # a zero or a NaN stays what it is, as in PyTorch
+    return np.asarray(np.maximum(_floats(input, "input"), 0))
 
 
 def sigmoid(input: Array) -> Array:
