@@ -80,6 +80,8 @@ def canonical(dtype: Any, name: str, taken: Iterable[DType] = REALS) -> DType:
     except Exception:  # another spelling of it, or no dtype at all, nor even hashable
         pass
     try:
+        if any(dtype is abstract for abstract in _ABSTRACT):  # some of NumPy's versions warn alone
+            raise TypeError
         found = native_order(np.dtype(dtype))
     except Exception:  # of many kinds: NumPy parses strings as Python, and asks objects
         raise TypeError(
@@ -89,6 +91,11 @@ def canonical(dtype: Any, name: str, taken: Iterable[DType] = REALS) -> DType:
     if dtype is None:
         raise TypeError(f"{name} must be a NumPy dtype, got None")
     return found
+
+
+def without_metadata(dtype: DType) -> DType:
+    """`dtype` without what NumPy lets a user add to one, and does not compare."""
+    return _NATIVE.get(dtype, dtype)
 
 
 def native_order(dtype: DType) -> DType:
@@ -179,6 +186,13 @@ def _spelled(dtypes: Iterable[DType]) -> dict[Any, DType]:
 
 
 _NATIVE, _TARGETS, _FLOATING = map(_spelled, ({*REALS, *BOUNDS, bool_}, BOUNDS, FLOATS))
+
+
+#: NumPy's classes of dtypes, which stand for none.
+_ABSTRACT = (
+    np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact,
+    np.floating, np.complexfloating, np.flexible, np.character,
+)  # fmt: skip
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -220,8 +220,6 @@ def _qparams(
     w: Array, scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], lo: int, hi: int
 ) -> tuple[Array, Array]:
     s = checks.scales_float32(scale, "scale", shapes, w, "weight")
-    z = checks.int32s(
-        checks.parameters(zero_point, "zero_point", shapes, w, "weight"), "zero_point"
-    )
-    checks.in_range(z, "zero_point", lo, hi)
+    z = checks.parameters(zero_point, "zero_point", shapes, w, "weight")
+    z = checks.truncated_inside(z, "zero_point", lo, hi)
     return s.astype(np.float64), z.astype(np.float64)

@@ -626,10 +626,14 @@ def test_fractional_zero_points_are_truncated_first(granularity):
         z = np.full(shape, zero_point)
         return nq.adaround_codes(x, x, scale, z, *BITS4, np.int8, **where)
 
-    for fractional, whole, beyond in ((7.9, 7, 8.0), (-8.9, -8, -9.0)):
+    for fractional, whole, beyond in ((7.9, 7, 8.9), (-8.9, -8, -9.0)):
         assert_same(codes(fractional), codes(whole))
-        with pytest.raises(ValueError, match=r"zero_point must lie within -8\.\.7"):
+        shown = beyond if shape else int(beyond)
+        with pytest.raises(ValueError, match=rf"zero_point must lie within -8\.\.7, got {shown}"):
             codes(beyond)
+    if shape:
+        with pytest.raises(ValueError, match=r"zero_point must lie within -8\.\.7, got nan"):
+            codes(np.nan)
 
 
 def test_wide_bounds():

@@ -112,6 +112,7 @@ def test_the_address_of_what_is_made():
     assert x.library.address(y) == arrays.device(y).pointer != 0
 
 
+@pytest.mark.filterwarnings("ignore:__int__ returned non-int")  # by Numba, of its default stream
 def test_a_result_keeps_the_stream_of_numba_that_it_is_made_on():
     """Numba destroys one to which there are no more references, while kernels may still run."""
     on = external_stream(STREAM)
@@ -119,6 +120,9 @@ def test_a_result_keeps_the_stream_of_numba_that_it_is_made_on():
     y = nq.quantize_per_tensor(x.owner, 0.1, 0, -8, 7, np.int8)
     assert y.stream is on
     assert nq.dequantize_per_tensor(y, 0.1, 0, -8, 7, np.int8).stream is on
+    of_default = x.owner.bind(Stream(driver.CUstream(0)))  # the default one, which has no name
+    y = nq.quantize_per_tensor(of_default, 0.1, 0, -8, 7, np.int8)
+    assert y.__cuda_array_interface__["stream"] is None
 
 
 @pytest.mark.parametrize("name", WITH_OUT)

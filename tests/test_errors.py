@@ -1,6 +1,7 @@
 """Every wrong argument of every op: the type of the error, the name in it, nothing written."""
 
 import re
+import warnings
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -745,3 +746,14 @@ def test_what_float32_does_not_hold_is_shown_as_given():
         ValueError, match=re.escape("zero_point must be finite in float32, got 1e+39")
     ):
         nq.fake_quantize_per_channel_affine(x, one, np.array([1e39]), 0, -8, 7)
+
+
+def test_classes_that_stand_for_no_dtype():
+    """Of which some of NumPy's versions take another, and warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for abstract in (np.floating, np.integer, np.number, np.generic):
+            with pytest.raises(TypeError, match="dtype must be a NumPy dtype"):
+                nq.convert_element_type(np.ones(3, F32), abstract)
+            with pytest.raises(TypeError, match="dtype must be a NumPy dtype"):
+                nq.ArraySpec((3,), abstract)

@@ -81,7 +81,7 @@ def test_a_small_stack():
     assert done.stdout == "done\n", (done.returncode, done.stderr)
 
 
-#: And of 64 KiB, of which the compiler's are some hundred.
+#: And of 64 KiB, which are not enough for LLVM.
 COMPILED_WHERE_STACKS_ARE_SMALL = """
 import threading
 import numpy as np
@@ -94,7 +94,7 @@ print("done")
 
 
 def test_kernels_are_compiled_on_a_stack_that_is_large(tmp_path):
-    """However small those of new threads are: LLVM would end the process."""
+    """However small those of new threads are, of which one compiles for the main thread."""
     command, env = [sys.executable, "-c", COMPILED_WHERE_STACKS_ARE_SMALL], dict(os.environ)
     env["NUMBA_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, env=env)

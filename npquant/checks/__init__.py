@@ -92,6 +92,7 @@ from npquant.checks.qparams import (
     parameters,
     scales,
     scales_float32,
+    truncated_inside,
     usual,
 )
 from npquant.cpu.checks import any_reversed, outside

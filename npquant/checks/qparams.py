@@ -270,6 +270,14 @@ def int32s(p: Array, name: str) -> Array:
     return arrays.cast(p, dtypes.int32)
 
 
+def truncated_inside(p: Array, name: str, lo: int, hi: int) -> Array:
+    """Zero points as int32, between the bounds once fractions are truncated, as of one number."""
+    least = math.nextafter(lo - 1, math.inf) if lo <= 0 else lo
+    most = math.nextafter(hi + 1, -math.inf) if hi >= 0 else hi
+    in_range(p, name, least, most, f"lie within {lo}..{hi}")
+    return int32s(p, name)
+
+
 def no_nan(p: Array, name: str) -> Array:
     """Learned zero points: any number, infinities clamp."""
     in_range(p, name, -math.inf, math.inf, "be a number")

@@ -240,12 +240,9 @@ def _once(entries: dict[Any, Any], key: Any, compile_: Callable[[Any], Any]) -> 
 
 @contextlib.contextmanager
 def _room_to_compile() -> Iterator[None]:
-    """A thread that is started has a main thread's stack, where others are told to have less."""
-    before = threading.stack_size()
-    if not 0 < before < _STACK:
-        yield
-        return
-    threading.stack_size(_STACK)
+    """A thread that is started has as much of a stack as the main thread, or more."""
+    before = threading.stack_size()  # which makes it the default one, too
+    threading.stack_size(_STACK if 0 < before < _STACK else before)
     try:
         yield
     finally:

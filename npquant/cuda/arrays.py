@@ -21,6 +21,7 @@ import numpy as np
 from npquant.cuda import target
 from npquant.cuda.target import SIMULATED
 from npquant.cuda.watch import watch
+from npquant.dtypes import without_metadata
 from npquant.layout import dense_strides, order_of_strides
 
 #: Kinds of arrays that are remembered.
@@ -58,7 +59,7 @@ def _lying(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...
     above = sum(s * (n - 1) for n, s in steps if s > 0)
     first, last = below // itemsize, (below + above) // itemsize
     return Lying(
-        dtype, tuple(shape), strides, size,
+        without_metadata(dtype), tuple(shape), strides, size,
         not size or strides == dense,
         order_of_strides(shape, strides, itemsize), (first, last + 1 if size else 0),
         not any(s % itemsize for _, s in steps),
@@ -313,10 +314,10 @@ class Interface(Library):
 
     def empty(self, like: DeviceArray | None, shape: Any, dtype: Any, strides: Any) -> Any:
         target.make_ready()
-        # The array says on which stream it is written, and what reads it asks it for that. Numba's
-        # own stream it keeps, too: with the last reference it would be destroyed.
+        # The array says on which stream it is written, and what reads it asks it for that. One that
+        # Numba has made it keeps, too: with the last reference it would be destroyed.
         on = None if like is None else getattr(like.owner, "stream", None)
-        if not isinstance(on, target.cuda.cudadrv.driver.Stream):
+        if not isinstance(on, target.cuda.cudadrv.driver.Stream) or not int(on.handle):
             handle = 0 if like is None else like.stream()
             on = target.cuda.external_stream(handle) if handle else 0
         made = target.cuda.cudadrv.devicearray.DeviceNDArray

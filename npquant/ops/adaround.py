@@ -522,9 +522,9 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
     PyTorch has no such op; the formula is that of ``torch.ao.quantization.experimental``, which no
     wheel of PyTorch contains, and of [1]_.
 
-    Terms are computed in the dtype of V; the power of the h(V) that was computed is within
-    4 * 2**-23, or 4 * 2**-52. They are added in float64, in an order that depends on the shape
-    alone. On a tape, `convert_element_type` makes the sum fit a loss in
+    Terms are computed in the dtype of V; the power is within 4 * 2**-23, in float64 4 * 2**-52, of
+    that of the computed ``abs(2 * h(V) - 1)``. They are added in float64, in an order that depends
+    on the shape alone. On a tape, `convert_element_type` makes the sum fit a loss in
     float32, to which `npquant.autograd.add` adds it.
 
     References
@@ -743,9 +743,8 @@ def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: i
         shapes = checks.ONE
     if not shapes:
         return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
-    z = checks.int32s(checks.parameters(zero_point, "zero_point", shapes, x), "zero_point")
-    checks.in_range(z, "zero_point", lo, hi)
-    return z
+    z = checks.parameters(zero_point, "zero_point", shapes, x)
+    return checks.truncated_inside(z, "zero_point", lo, hi)
 
 
 def _decider(value: Any, x: Array, out: Any) -> Array:
