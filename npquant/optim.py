@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from npquant import backend, checks
-from npquant.arrays import beside, copy, full_like, on_host
+from npquant.arrays import alike, beside, copy, full_like, on_host
 from npquant.dtypes import SINGLE_AND_DOUBLE, float32
 from npquant.errors import show
 from npquant.owners import is_array
@@ -274,7 +274,13 @@ class _Optimizer(ABC):
             known = isinstance(given, np.ndarray)  # none is asked for that is on a GPU
             if key in self._squares and known and (given < 0).any():
                 raise ValueError(f"{name}[{key!r}] must not be negative, a mean of squares")
-            found[key] = copy(given) if like is value else beside(value, given)
+            if isinstance(
+                value, np.ndarray
+            ):  # lying as it does, or each step would pack one of both
+                found[key] = alike(value, value.dtype)
+                found[key][...] = given
+            else:
+                found[key] = copy(given) if like is value else beside(value, given)
         return found
 
     def _keys(self) -> tuple[str, ...]:

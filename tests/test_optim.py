@@ -608,3 +608,16 @@ def test_repr():
     one, two = np.zeros(1), np.zeros(1)
     assert repr(SGD([one], 0.5)) == "SGD(1 parameter, lr=0.5, momentum=0.0, weight_decay=0.0)"
     assert repr(Adam([one, two])).startswith("Adam(2 parameters, lr=0.001, betas=(0.9, 0.999)")
+
+
+@pytest.mark.parametrize("rule", ["sgd, momentum", "adam"])
+def test_a_loaded_state_lies_as_its_parameter(rule):
+    """Or each step would pack what lies otherwise."""
+    values = [np.random.default_rng(1).normal(size=(3, 5, 7)).astype(F32)]
+    values.append(values[0].transpose(2, 0, 1).copy().transpose(1, 2, 0))
+    first, second = (MAKE[rule]([value]) for value in values)
+    first.step([values[0].copy()])
+    second.load_state_dict(first.state_dict())
+    for name in second._arrays:
+        assert_same(second._state[0][name], first._state[0][name])
+        assert second._state[0][name].strides == values[1].strides

@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arrays import astype, copy, following, given, kind, new
+from npquant.arrays import astype, copy, flat, following, given, kind, new
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
@@ -156,13 +156,14 @@ class FakeQuantizeBase(Module):
         """Refuse what was chosen, if it is to be used now and cannot be."""
         if not (self._uses_qparams and isinstance(scale, np.ndarray)):
             return
-        for must, wrong in (
-            ("scale must be positive and finite", scale[~((scale > 0) & (scale < np.inf))]),
-            ("zero_point must be finite", zero_point[~np.isfinite(zero_point)]),
+        for must, p, least in (
+            ("scale must be positive and finite", flat(scale), 5e-324),
+            ("zero_point must be finite", flat(zero_point), -checks.MOST),
         ):
-            if wrong.size:
+            i = checks.outside(p, least, checks.MOST)
+            if i >= 0:
                 raise ValueError(
-                    f"{must} in float32, got {wrong[0]}: x is not finite, or something that "
+                    f"{must} in float32, got {p[i]}: x is not finite, or something that "
                     "was observed before, which activation_post_process.reset_min_max_vals() "
                     "forgets"
                 )

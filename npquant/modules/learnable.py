@@ -11,7 +11,7 @@ import numpy as np
 import npquant as nq
 from npquant import checks, dtypes
 from npquant.arithmetic import maximum, rounded
-from npquant.arrays import astype, beside, following, full_like, given, kind, reshape
+from npquant.arrays import astype, beside, flat, following, full_like, given, kind, reshape
 from npquant.autograd import Parameter
 from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
@@ -343,7 +343,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _for_call(self, x: Array) -> tuple[Any, Any]:
         """The scale and the zero point beside `x`: Parameters, if they are learned."""
-        _replace(self.scale, self._scale(x))
+        if not (isinstance(x, np.ndarray) and self._scale_is_used):
+            _replace(self.scale, self._scale(x))
         _replace(self.zero_point, _single(self.zero_point.value))
         if self._on("fake_quant_enabled") and x.size:
             if self._symmetric:
@@ -373,6 +374,13 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     @property
     def _symmetric(self) -> bool:
         return self.activation_post_process._symmetric
+
+    @property
+    def _scale_is_used(self) -> bool:
+        """Whether the scale, in NumPy, is used as it is."""
+        scale = self.scale.value
+        usual = type(scale) is np.ndarray and scale.dtype == _FLOAT
+        return usual and checks.outside(flat(scale), float(self.eps[0]), math.inf) < 0
 
     def _scale(self, beside: Any = None) -> Array:
         """The scale that is used, perhaps beside data: not below eps."""
@@ -541,6 +549,8 @@ def _float32_within(bound: int) -> int:
 def _replace(parameter: Parameter, array: Array) -> None:
     """Change the array of a parameter; a tape may still need the old one."""
     value = parameter.value
+    if value is array:
+        return
     on_host = isinstance(value, np.ndarray) and isinstance(array, np.ndarray)
     same = on_host and value.dtype == array.dtype
     if not (same and np.array_equal(value, array, equal_nan=True)):

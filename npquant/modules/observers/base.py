@@ -230,7 +230,7 @@ class Observer(Module):
         scale, zero_point = new(x, x.shape, FLOAT), new(x, x.shape, code)
         choose(
             least, greatest, (self.quant_min, self.quant_max), float(self.eps[0]), self._middle,
-            x.dtype.name, scale, zero_point,
+            "float64" if x.dtype == dtypes.float64 else "float32", scale, zero_point,
         )  # fmt: skip
         return scale, zero_point
 
