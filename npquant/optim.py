@@ -367,12 +367,11 @@ class SGD(_Optimizer):
         return {"momentum_buffer": full_like(value, -0.0)} if self.momentum else {}
 
     def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
+        lib = backend.of(value)
         if self.momentum == 0:
-            lib = backend.of(value)
             kernel = lib.sgd_decayed if self.weight_decay else lib.sgd
             kernel(gradient, (value,), (self.lr, self.weight_decay))
             return
-        lib = backend.of(value)
         update = lib.sgd_momentum_decayed if self.weight_decay else lib.sgd_momentum
         arrays = value, state["momentum_buffer"]
         update(gradient, arrays, (self.lr, self.weight_decay, self.momentum))
@@ -381,12 +380,16 @@ class SGD(_Optimizer):
 class Adam(_Optimizer):
     """Adam: steps of the mean gradient over the root of the mean square.
 
-    With g the gradient, at the t-th step of the parameter::
+    With g the gradient, to which `weight_decay` times the parameter is added, at the t-th step of
+    the parameter::
 
         exp_avg    = exp_avg + (1 - beta1) * (g - exp_avg)
         exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * g**2
         denom      = sqrt(exp_avg_sq) / sqrt(1 - beta2**t) + eps
         parameter  = parameter - lr / (1 - beta1**t) * exp_avg / denom
+
+    With `decoupled_weight_decay`, which is AdamW, nothing is added to the gradient, and the
+    parameter is multiplied by ``1 - lr * weight_decay`` first.
 
     Parameters
     ----------
@@ -399,10 +402,14 @@ class Adam(_Optimizer):
         Shares of the means that stay, at least 0 and less than 1.
     eps : float, default 1e-8
         What is added to the root, at least 0.
+    weight_decay : float, default 0
+        How much of the parameter is in its gradient, or is taken off it, at least 0.
+    decoupled_weight_decay : bool, default False
+        Which of both.
 
     Attributes
     ----------
-    lr, betas, eps
+    lr, betas, eps, weight_decay, decoupled_weight_decay
         The options. They may be assigned between steps: `lr`, to follow a schedule. What the
         constructor would refuse is refused then, too.
 
@@ -416,15 +423,18 @@ class Adam(_Optimizer):
 
     Notes
     -----
-    Corresponds to ``torch.optim.Adam`` of PyTorch 2.13, without weight decay and AMSGrad. The two
-    means have PyTorch's bits, but for the sign of a zero where ``1 - betas[0]`` rounds to 1.
-    PyTorch's square root is not always correctly rounded, and this one is; where that is off, a
-    parameter differs by its ulp.
+    Corresponds to ``torch.optim.Adam`` of PyTorch 2.13, and to ``torch.optim.AdamW``, whose
+    `weight_decay` is 0.01 by default; without AMSGrad. The two means have PyTorch's bits, but for
+    the sign of a zero where ``1 - betas[0]`` rounds to 1. PyTorch's square root is not always
+    correctly rounded, and this one is; where that is off, a parameter differs by its ulp, and then
+    with a decay that is not decoupled what comes of it.
 
     References
     ----------
     .. [1] D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015,
        arXiv:1412.6980.
+    .. [2] I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
+       arXiv:1711.05101.
 
     Examples
     --------
@@ -436,13 +446,15 @@ class Adam(_Optimizer):
     array([0.5, 2.5], dtype=float32)
     """
 
-    _options = ("lr", "betas", "eps")
+    _options = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay")
     _arrays = ("exp_avg", "exp_avg_sq")
     _squares = ("exp_avg_sq",)
-    _factors = ("lr", "eps")
+    _factors = ("lr", "eps", "weight_decay")
     lr: float
     betas: tuple[float, float]
     eps: float
+    weight_decay: float
+    decoupled_weight_decay: bool
 
     def __init__(
         self,
@@ -450,20 +462,29 @@ class Adam(_Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        decoupled_weight_decay: bool = False,
     ) -> None:
         super().__init__(params)
         self.lr, self.betas, self.eps = lr, betas, eps
+        self.weight_decay, self.decoupled_weight_decay = weight_decay, decoupled_weight_decay
 
     def _checked(self, name: str, value: Any) -> Any:
+        if name == "decoupled_weight_decay":
+            return checks.switch(value, name)
         return _betas(value) if name == "betas" else super()._checked(name, value)
 
     def _large(self) -> bool:
-        return self.lr / (1 - self.betas[0]) >= _BEYOND or self.eps >= _BEYOND
+        step, decay = self.lr / (1 - self.betas[0]), self.weight_decay
+        return max(step, self.eps, decay, step * decay) >= _BEYOND
 
     def _check_numbers(self, state: dict[str, Any]) -> None:
         super()._check_numbers(state)
         count = state.get("step", 0) + 1
         checks.finite_float32(self.lr / (1 - self.betas[0] ** count), "lr / (1 - betas[0]**t)")
+        if self.decoupled_weight_decay:
+            checks.finite_float32(1 - self.lr * self.weight_decay, "1 - lr * weight_decay")
 
     def _keys(self) -> tuple[str, ...]:
         return ("step", *self._arrays)
@@ -476,10 +497,14 @@ class Adam(_Optimizer):
         beta1, beta2 = self.betas
         step = -(self.lr / (1 - beta1**count))
         root = (1 - beta2**count) ** 0.5
+        lib, decay = backend.of(value), self.weight_decay
+        update = lib.adam
+        if decay:
+            update = lib.adam_decayed
+            if self.decoupled_weight_decay:
+                update, decay = lib.adamw, 1 - self.lr * decay
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
-        backend.of(value).adam(
-            gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps)
-        )
+        update(gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps, decay))
 
 
 def _listed(values: Any, name: str, of: str) -> list[Any]:

@@ -132,6 +132,8 @@ OPTIMIZERS = {
     "sgd, momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
     "sgd, both": lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.01),
     "adam": lambda p: optim.Adam(p, lr=0.01),
+    "adam, decay": lambda p: optim.Adam(p, lr=0.01, weight_decay=0.01),
+    "adamw": lambda p: optim.Adam(p, 0.01, weight_decay=0.01, decoupled_weight_decay=True),
 }
 
 

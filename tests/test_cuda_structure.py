@@ -92,6 +92,8 @@ CORRECTED = ("adaround_regularizer", "adaround_regularizer_backward")
 #: Kernels whose formulas call primitives.fma.
 FUSED = (
     "adam",
+    "adam_decayed",
+    "adamw",
     "adaround_init",
     "adaround_regularizer",
     "adaround_regularizer_backward",

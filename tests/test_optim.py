@@ -5,6 +5,7 @@ PyTorch's bits are for tests/peers/test_pytorch_optim.py.
 
 import copy
 import pickle
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -29,6 +30,8 @@ MAKE = {
     "adam": lambda p: Adam(p, lr=0.01),
     "adam, quick": lambda p: Adam(p, 0.01, (0.3, 0.5), 1e-4),
     "adam, half": lambda p: Adam(p, 0.01, (0.5, 0.9)),
+    "adam, decay": lambda p: Adam(p, 0.01, weight_decay=0.3),
+    "adamw": lambda p: Adam(p, 0.01, weight_decay=0.3, decoupled_weight_decay=True),
 }
 by_rule = pytest.mark.parametrize("rule", MAKE)
 
@@ -50,6 +53,10 @@ def by_hand(rule, value, gradients):
             beta1, beta2 = options.betas
             mean = np.zeros_like(value) if mean is None else mean
             square = np.zeros_like(value) if square is None else square
+            if options.decoupled_weight_decay:
+                value = value * kind(1 - lr * options.weight_decay)
+            elif options.weight_decay:
+                g = fma(kind(options.weight_decay), value, g)
             near = 1 - beta1 < 0.5
             rate = kind(1 - beta1)
             mean = fma(rate, g - mean, mean) if near else fma(rate - kind(1), g - mean, g)
@@ -410,7 +417,7 @@ def test_an_array_is_no_list_of_its_rows():
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(SGD, ("lr", "momentum", "weight_decay")), (Adam, ("lr", "eps"))],
+    [(SGD, ("lr", "momentum", "weight_decay")), (Adam, ("lr", "eps", "weight_decay"))],
 )
 def test_wrong_numbers(make, options):
     """Given or assigned."""
@@ -553,6 +560,9 @@ def test_wrong_gradients():
         (SGD, "lr", {"lr": 1e300}), (SGD, "weight_decay", {"lr": 0.1, "weight_decay": 1e39}),
         (Adam, "lr", {"lr": 1e300}), (SGD, "lr", {"lr": 1e39, "momentum": 0.9}),
         (SGD, "momentum", {"lr": 0.1, "momentum": 1e39}),
+        (Adam, "weight_decay", {"weight_decay": 1e39}),
+        (Adam, "1 - lr * weight_decay",
+         {"lr": 1e19, "weight_decay": 1e20, "decoupled_weight_decay": True}),
     ],
 )  # fmt: skip
 def test_options_that_no_float32_holds(make, name, options):
@@ -560,7 +570,7 @@ def test_options_that_no_float32_holds(make, name, options):
     one, other = np.ones(3), np.ones(2, F32)
     optimizer = make([one, other], **options)
     gradients = [np.ones(3), np.ones(2, F32)]
-    with pytest.raises(ValueError, match=f"{name} must be finite in float32, got 1e"):
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} must be finite in float32, got -?1e"):
         optimizer.step(gradients)
     assert (one == 1).all()
     assert (other == 1).all()
@@ -583,6 +593,25 @@ def test_a_step_of_adam_that_no_float32_holds():
     optimizer.lr = 5e37  # the second step is 2.6e38
     optimizer.step([np.ones(3, F32), np.ones(3)])
     assert np.isfinite(p).all()
+
+
+def test_a_decay_is_decoupled_or_not():
+    """An option as others are, which is truncated as PyTorch's switches are."""
+    value = np.ones(3, F32)
+    for wrong in (None, "yes", [True]):
+        with pytest.raises(TypeError, match="decoupled_weight_decay must be a bool or a number"):
+            Adam([value], decoupled_weight_decay=wrong)
+    optimizer = Adam([value], lr=0.5, weight_decay=0.5, decoupled_weight_decay=1)
+    assert optimizer.decoupled_weight_decay is True
+    optimizer.step([np.zeros(3, F32)])
+    assert_same(value, np.full(3, 0.75, F32))
+    optimizer.decoupled_weight_decay = False
+    optimizer.step([np.zeros(3, F32)])
+    assert (optimizer.state_dict()["state"][0]["exp_avg"] > 0).all()  # the decay is in the gradient
+    other = Adam([np.ones(3, F32)], decoupled_weight_decay=True)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.weight_decay == 0.5
+    assert other.decoupled_weight_decay is False
 
 
 def test_parameters_that_were_added():

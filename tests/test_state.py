@@ -464,7 +464,7 @@ OPTIMIZERS = {
 by_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-NUMBERS = ("lr", "momentum", "weight_decay", "eps", "step")
+NUMBERS = ("lr", "momentum", "weight_decay", "decoupled_weight_decay", "eps", "step")
 
 
 def changed(state, place, wrong):

@@ -35,7 +35,15 @@ from npquant.cpu.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cpu.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
+from npquant.cpu.optim import (
+    adam,
+    adam_decayed,
+    adamw,
+    sgd,
+    sgd_decayed,
+    sgd_momentum,
+    sgd_momentum_decayed,
+)
 from npquant.cpu.qparams import (
     choose_affine,
     choose_fbgemm,

@@ -36,7 +36,15 @@ from npquant.cuda.learnable import (
     learnable_gradients_per_tensor,
     learnable_gradients_per_tensor_nearest,
 )
-from npquant.cuda.optim import adam, sgd, sgd_decayed, sgd_momentum, sgd_momentum_decayed
+from npquant.cuda.optim import (
+    adam,
+    adam_decayed,
+    adamw,
+    sgd,
+    sgd_decayed,
+    sgd_momentum,
+    sgd_momentum_decayed,
+)
 from npquant.cuda.qparams import (
     choose_affine,
     choose_fbgemm,

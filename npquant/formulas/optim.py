@@ -56,6 +56,20 @@ def adam_square(square: Any, g: Any, beta2: Any, rate: Any) -> Any:
 @formula
 def adam(value: Any, mean: Any, square: Any, g: Any, numbers: Any) -> Any:
     """value + step * mean / (sqrt(square) / root + eps), of new means; and these."""
-    rate1, beta2, rate2, step, root, eps = numbers
+    rate1, beta2, rate2, step, root, eps, _ = numbers
     m, v = adam_mean(mean, g, rate1), adam_square(square, g, beta2, rate2)
     return value + step * m / (sqrt(v) / root + eps), m, v
+
+
+@formula
+def adam_decayed(value: Any, mean: Any, square: Any, g: Any, numbers: Any) -> Any:
+    """`adam` with the gradient `decayed`."""
+    _, _, _, _, _, _, weight_decay = numbers
+    return adam(value, mean, square, decayed(g, value, weight_decay), numbers)
+
+
+@formula
+def adamw(value: Any, mean: Any, square: Any, g: Any, numbers: Any) -> Any:
+    """`adam` of the part of a value that is kept."""
+    _, _, _, _, _, _, kept = numbers
+    return adam(value * kept, mean, square, g, numbers)

@@ -47,9 +47,12 @@ def test_sgd(momentum, decay, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("decay", ["none", "decay", "decoupled"])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.3, 0.9), (0.0, 0.0)])
-def test_adam(betas, dtype):
+def test_adam(betas, decay, dtype):
     options = {"lr": 0.01, "betas": betas}
+    if decay != "none":
+        options |= {"weight_decay": 0.3, "decoupled_weight_decay": decay == "decoupled"}
     runs = run(
         lambda p: Adam(p, **options), lambda p: torch.optim.Adam(p, **options, foreach=False), dtype
     )
@@ -63,11 +66,14 @@ def test_adam(betas, dtype):
         for value, tensor in zip(values, tensors, strict=True):
             # PyTorch's root may be an ulp off, eps at most; the two quotients, the product and the
             # sum after it are rounded to eps / 2 each, here as there. So of a step of at most
-            # 2 * lr / (1 - beta1) there may be 5 * eps, and eps of the value, in every step.
-            step = 2 * options["lr"] / (1 - betas[0])
+            # 2 * lr / (1 - beta1) there may be 5 * eps, and eps of the value, in every step; and
+            # eps of the value more where its product with what is kept is rounded.
+            step, rounded = 2 * options["lr"] / (1 - betas[0]), 1 + (decay == "decoupled")
             np.testing.assert_allclose(
-                value, tensor, rtol=(t + 1) * eps, atol=(t + 1) * 5 * eps * step
+                value, tensor, rtol=(t + 1) * rounded * eps, atol=(t + 1) * 5 * eps * step
             )
+            if decay == "decay":  # the next gradient is made of it, and then the means
+                value[...] = tensor
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
