@@ -274,9 +274,8 @@ class _Optimizer(ABC):
             known = isinstance(given, np.ndarray)  # none is asked for that is on a GPU
             if key in self._squares and known and (given < 0).any():
                 raise ValueError(f"{name}[{key!r}] must not be negative, a mean of squares")
-            if isinstance(
-                value, np.ndarray
-            ):  # lying as it does, or each step would pack one of both
+            # In NumPy lying as the parameter does, or each step would pack one of both.
+            if isinstance(value, np.ndarray):
                 found[key] = alike(value, value.dtype)
                 found[key][...] = given
             else:
@@ -403,9 +402,9 @@ class Adam(_Optimizer):
     eps : float, default 1e-8
         What is added to the root, at least 0.
     weight_decay : float, default 0
-        How much of the parameter is in its gradient, or is taken off it, at least 0.
+        Factor of the parameter in its gradient, at least 0.
     decoupled_weight_decay : bool, default False
-        Which of both.
+        Whether `weight_decay` is taken off the parameter, as above, in place of that.
 
     Attributes
     ----------
