@@ -475,8 +475,10 @@ class Adam(_Optimizer):
         return _betas(value) if name == "betas" else super()._checked(name, value)
 
     def _large(self) -> bool:
-        step, decay = self.lr / (1 - self.betas[0]), self.weight_decay
-        return max(step, self.eps, decay, step * decay) >= _BEYOND
+        lr, decay = self.lr, self.weight_decay
+        if lr / (1 - self.betas[0]) >= _BEYOND or self.eps >= _BEYOND:
+            return True
+        return decay >= _BEYOND or lr * decay >= _BEYOND
 
     def _check_numbers(self, state: dict[str, Any]) -> None:
         super()._check_numbers(state)
