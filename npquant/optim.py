@@ -75,7 +75,8 @@ class _Optimizer(ABC):
             If there is not one gradient for each parameter, or their shapes differ, or a parameter
             has another shape or dtype than its state, or a gradient overlaps its parameter and is
             not the same array, or a float32 does not hold an option of a parameter of that dtype,
-            or the step that Adam makes of `lr`. Nothing has been updated then.
+            the step that Adam makes of `lr`, or ``1 - lr * weight_decay``. Nothing has been updated
+            then.
         """
         given = _listed(gradients, "gradients", "arrays, one for each parameter")
         if len(given) != len(self.params):
@@ -308,7 +309,7 @@ class SGD(_Optimizer):
     momentum : float, default 0
         Share of the buffer that stays, at least 0.
     weight_decay : float, default 0
-        Factor of the parameter in its gradient, at least 0.
+        Factor of the parameter in its gradient (an L2 penalty), at least 0.
 
     Attributes
     ----------
@@ -402,9 +403,9 @@ class Adam(_Optimizer):
     eps : float, default 1e-8
         What is added to the root, at least 0.
     weight_decay : float, default 0
-        Factor of the parameter in its gradient, at least 0.
+        Factor of the parameter in its gradient (an L2 penalty), at least 0.
     decoupled_weight_decay : bool, default False
-        Whether `weight_decay` is taken off the parameter, as above, in place of that.
+        Whether `weight_decay` shrinks the parameter itself (AdamW) instead.
 
     Attributes
     ----------
@@ -425,8 +426,8 @@ class Adam(_Optimizer):
     Corresponds to ``torch.optim.Adam`` of PyTorch 2.13, and to ``torch.optim.AdamW``, whose
     `weight_decay` is 0.01 by default; without AMSGrad. The two means have PyTorch's bits, but for
     the sign of a zero where ``1 - betas[0]`` rounds to 1. PyTorch's square root is not always
-    correctly rounded, and this one is; where that is off, a parameter differs by its ulp, and then
-    with a decay that is not decoupled what comes of it.
+    correctly rounded, and this one is: where it is not, a parameter may differ by an ulp, and so,
+    with a decay that is not decoupled, may later gradients and means.
 
     References
     ----------
@@ -537,9 +538,14 @@ def _part(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
 def _of_numbers(name: str, value: Any) -> None:
     """Nothing is called of what is no number, nor two of them."""
     for v in value if type(value) in (list, tuple) else (value,):
-        if not isinstance(v, (int, float, np.number)):
+        if not isinstance(v, (int, float, np.number, np.bool_)):
             raise ValueError(f"{name} must be a number, or a pair of numbers, got {seen(value)}")
 
 
-def _copied(entry: dict[str, Any], copied: Callable[[Array], Array] = copy) -> dict[str, Any]:
+def _twin(a: Array) -> Array:
+    """A copy that lies as `a` does."""
+    return a.copy("K") if isinstance(a, np.ndarray) else copy(a)
+
+
+def _copied(entry: dict[str, Any], copied: Callable[[Array], Array] = _twin) -> dict[str, Any]:
     return {k: copied(v) if is_array(v) else v for k, v in entry.items()}

@@ -1326,3 +1326,10 @@ def test_teams_hold_their_rows(width):
         assert team.held <= (32 if width == 1 else 8)
         # Threads that find nothing of their own are fewer than a warp, or half of a short team.
         assert (team.threads - 1) * team.held * width < 2 * length
+
+
+def test_metadata_are_not_remembered():
+    """A dtype with them equals one without, of which results would have them."""
+    described = np.dtype(np.float32, metadata={"unit": "V"})
+    for dtype in (described, np.dtype(np.float32)):
+        assert arrays._lying(dtype, (3, 11, 13), None).dtype.metadata is None

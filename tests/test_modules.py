@@ -446,6 +446,29 @@ def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, place, kernel):
     assert met >= 1, kernel
 
 
+class Own(np.ndarray):
+    """Arrays of a class of the user's."""
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda a: a.view(Own), lambda a: a.astype(a.dtype.newbyteorder())]
+)
+def test_what_an_observer_of_the_user_chooses_is_looked_at(kind):
+    """Whatever arrays it has them in."""
+
+    class Chosen(MinMaxObserver):
+        found = 0.5
+
+        def calculate_qparams(self):
+            return kind(np.array([self.found], F32)), kind(np.zeros(1, np.int32))
+
+    module = FakeQuantize(Chosen)
+    assert_same(module(np.array([0.6], F32)), np.array([0.5], F32))
+    module.activation_post_process.found = np.inf
+    with pytest.raises(ValueError, match="scale must be positive and finite in float32, got inf"):
+        module(np.array([0.6], F32))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_a_call_that_is_broken_off_may_be_made_again(error, monkeypatch):
     """What it observed before qparams were chosen would count twice."""

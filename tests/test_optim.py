@@ -612,6 +612,10 @@ def test_a_decay_is_decoupled_or_not():
     other.load_state_dict(optimizer.state_dict())
     assert other.weight_decay == 0.5
     assert other.decoupled_weight_decay is False
+    state = optimizer.state_dict()
+    state["param_groups"][0]["decoupled_weight_decay"] = np.True_
+    other.load_state_dict(state)
+    assert other.decoupled_weight_decay is True
 
 
 def test_parameters_that_were_added():
@@ -647,6 +651,7 @@ def test_a_loaded_state_lies_as_its_parameter(rule):
     first, second = (MAKE[rule]([value]) for value in values)
     first.step([values[0].copy()])
     second.load_state_dict(first.state_dict())
-    for name in second._arrays:
-        assert_same(second._state[0][name], first._state[0][name])
-        assert second._state[0][name].strides == values[1].strides
+    for optimizer in (second, copy.copy(second)):
+        for name in second._arrays:
+            assert_same(optimizer._state[0][name], first._state[0][name])
+            assert optimizer._state[0][name].strides == values[1].strides

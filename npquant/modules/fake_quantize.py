@@ -157,10 +157,12 @@ class FakeQuantizeBase(Module):
         if not (self._uses_qparams and isinstance(scale, np.ndarray)):
             return
         for must, p, least in (
-            ("scale must be positive and finite", flat(scale), 5e-324),
-            ("zero_point must be finite", flat(zero_point), -checks.MOST),
+            ("scale must be positive and finite", scale, 5e-324),
+            ("zero_point must be finite", zero_point, -checks.MOST),
         ):
-            i = checks.outside(p, least, checks.MOST)
+            if type(p) is not np.ndarray or not p.dtype.isnative:  # of an observer of the user's
+                p = np.asarray(p).astype(np.float64)
+            i = checks.outside(p := flat(p), least, checks.MOST)
             if i >= 0:
                 raise ValueError(
                     f"{must} in float32, got {p[i]}: x is not finite, or something that "
