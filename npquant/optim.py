@@ -542,10 +542,5 @@ def _of_numbers(name: str, value: Any) -> None:
             raise ValueError(f"{name} must be a number, or a pair of numbers, got {seen(value)}")
 
 
-def _twin(a: Array) -> Array:
-    """A copy that lies as `a` does."""
-    return a.copy("K") if isinstance(a, np.ndarray) else copy(a)
-
-
-def _copied(entry: dict[str, Any], copied: Callable[[Array], Array] = _twin) -> dict[str, Any]:
+def _copied(entry: dict[str, Any], copied: Callable[[Array], Array] = copy) -> dict[str, Any]:
     return {k: copied(v) if is_array(v) else v for k, v in entry.items()}

@@ -561,8 +561,6 @@ def test_wrong_gradients():
         (Adam, "lr", {"lr": 1e300}), (SGD, "lr", {"lr": 1e39, "momentum": 0.9}),
         (SGD, "momentum", {"lr": 0.1, "momentum": 1e39}),
         (Adam, "weight_decay", {"weight_decay": 1e39}),
-        (Adam, "1 - lr * weight_decay",
-         {"lr": 1e19, "weight_decay": 1e20, "decoupled_weight_decay": True}),
     ],
 )  # fmt: skip
 def test_options_that_no_float32_holds(make, name, options):
@@ -570,7 +568,7 @@ def test_options_that_no_float32_holds(make, name, options):
     one, other = np.ones(3), np.ones(2, F32)
     optimizer = make([one, other], **options)
     gradients = [np.ones(3), np.ones(2, F32)]
-    with pytest.raises(ValueError, match=rf"{re.escape(name)} must be finite in float32, got -?1e"):
+    with pytest.raises(ValueError, match=f"{name} must be finite in float32, got 1e"):
         optimizer.step(gradients)
     assert (one == 1).all()
     assert (other == 1).all()
@@ -593,6 +591,20 @@ def test_a_step_of_adam_that_no_float32_holds():
     optimizer.lr = 5e37  # the second step is 2.6e38
     optimizer.step([np.ones(3, F32), np.ones(3)])
     assert np.isfinite(p).all()
+
+
+def test_what_a_decay_keeps_that_no_float32_holds():
+    """A product of two numbers that it holds; where it is added to gradients there is none."""
+    p, q = np.ones(3, F32), np.ones(3)
+    optimizer = Adam([p, q], lr=1e19, weight_decay=1e20, decoupled_weight_decay=True)
+    message = "1 - lr * weight_decay must be finite in float32, got -1e+39"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        optimizer.step([np.ones(3, F32), np.ones(3)])
+    assert (p == 1).all()
+    assert (q == 1).all()
+    optimizer.decoupled_weight_decay = False
+    optimizer.step([np.ones(3, F32), np.ones(3)])
+    assert (p < 1).all()
 
 
 def test_a_decay_is_decoupled_or_not():
