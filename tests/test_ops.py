@@ -1059,6 +1059,26 @@ def test_short_runs_of_channels(shape, axis):
     assert_same(out, nq.quantize_per_channel(x, s, z, axis, -128, 127, np.int8))
 
 
+@pytest.mark.parametrize("inner", range(1, 18))
+def test_rows_of_few_elements(inner):
+    """A table for each part of them, parts and segments that begin within a row, and a last one."""
+    rng, rows = np.random.default_rng(inner), (2 * GRAIN + 700) // inner
+    x = rng.normal(0, 20, (rows, inner)).astype(F32)
+    s = rng.uniform(0.1, 0.5, (rows, 1)).astype(F32)
+    z = rng.integers(-100, 100, (rows, 1)).astype(np.int32)
+    with everywhere(PARALLEL_FROM=1):
+        codes = agree("quantize_per_token", x, s, z, -128, 127, np.int8)
+        for kinds in (F32, np.int32), (F32, F32), (F64, np.int64):
+            qparams = (q.astype(kind) for q, kind in zip((s, z), kinds, strict=True))
+            agree("dequantize_per_token", codes, *qparams, -128, 127, np.int8, F32)
+        agree("fake_quantize_per_channel_affine_cachemask", x, s[:, 0], z[:, 0], 0, -128, 127)
+        places = x[:: rows // 40, inner // 2]
+        places[:] = np.resize(np.array([np.nan, np.inf, -np.inf, -0.0], F32), places.size)
+        for some in (x, x.astype(F16), x.astype(F64), -x[:, ::-1]):
+            agree("choose_qparams_per_token", some, np.int8)
+            agree("choose_qparams_per_token_asymmetric", some, np.int8)
+
+
 @pytest.mark.parametrize("begin", [0, 1, 4, 12, 15])
 @pytest.mark.parametrize("shape", [(70, 2112), (3, 2112 + 16_384)])
 def test_many_channels_wherever_the_data_begin(shape, begin):
@@ -1125,9 +1145,9 @@ def test_extremes_of_channels_of_short_runs(dtype, find):
 @pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_extremes_of_rows_that_are_folded(dtype, find):
-    """A NaN and the infinities in every place of a row; and rows that are too short or too long."""
-    for inner in (*range(LANES - 1, 3 * LANES + 2), 64, 100, 128, LONGEST, LONGEST + 1):
-        assert folds(inner) == (LANES <= inner <= LONGEST)
+    """A NaN and the infinities in every place of a row; and rows that are too long."""
+    for inner in (*range(2, 3 * LANES + 2), 64, 100, 128, LONGEST, LONGEST + 1):
+        assert folds(inner) == (inner <= LONGEST)
         places = np.arange(inner) if inner < LONGEST else np.arange(1, inner, 97)
         odd = np.repeat(np.array([np.nan, np.inf, -np.inf], dtype), len(places))
         rows, place = len(odd) + 2 * MANY + 5, np.tile(places, 3)

@@ -608,8 +608,8 @@ def test_gaps_past_the_caches(name, kernels, monkeypatch):
                 assert not room[place + expected.size :].any()
                 (kernel,) = kernels
                 assert kernel.endswith(("runs_apart_past", "periods_apart"))
-                side_by_side = "channel" in name and "group" not in name and axis == len(shape) - 1
-                assert kernel.endswith("_past") == (not side_by_side), axis
+                short = "group" in name or ("channel" in name and axis == len(shape) - 1)
+                assert kernel.endswith("_past") == (not short), axis
 
 
 def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
@@ -671,7 +671,8 @@ def test_float8_of_integers_past_the_caches(target, kernels, monkeypatch):
 @pytest.mark.parametrize("op", [nq.dequantize_per_token, nq.dequantize_per_channel_group])
 def test_past_the_caches_with_float64_scales(op, kernels, monkeypatch):
     """Some of which float32 gets wrong, in runs that are tried and in shorter ones."""
-    monkeypatch.setattr(loops, "PAST", 1)
+    monkeypatch.setattr(fast_path, "PAST", 1)
+    forget()
     rng, group = np.random.default_rng(6), op is nq.dequantize_per_channel_group
     for inner in (80, 700, 1536):
         rows = PARALLEL_FROM // inner + 1

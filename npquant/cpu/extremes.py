@@ -252,7 +252,7 @@ class Extremes:
         found, axes = as_they_lie(granularity, x)
         if isinstance(found, Layout) and channels > 1:
             inner = found.inner
-            if inner == 1 or (inner <= SHORT and inner < count and channels * inner <= MOST):
+            if inner < count and (inner == 1 or (inner <= SHORT and channels * inner <= MOST)):
                 found = Spans(1, count // inner, channels * inner)
         flat = x if axes is None else x.transpose(axes)
         lo, hi = np.empty(channels, dtype), np.empty(channels, dtype)

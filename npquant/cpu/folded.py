@@ -1,7 +1,8 @@
 """Minima and maxima of rows that are not long, many of them together.
 
 A loop over a row alone would end before it is in its stride. So a row becomes LANES keys, as whole
-vectors, and of many rows four neighbours at a time are compared, until one is left of each.
+vectors, and of many rows four neighbours at a time are compared, until one is left of each. Rows
+of fewer elements are vectors of 8, 4 or 2 of them, the first ones and the last ones.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import numpy as np
 from npquant.cpu.fetching import beyond_second
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
-from npquant.cpu.vectors import lanes_of_row, lanes_of_row_fetched
+from npquant.cpu.vectors import lanes_of_row, lanes_of_row_fetched, range_of_short_row
 from npquant.formulas.base import extremes_of
 from npquant.layout import LANES
 from npquant.primitives import item, key
 
-#: Rows of LANES up to LONGEST elements are folded. (Measured.)
+#: Rows up to LONGEST elements are folded. (Measured.)
 LONGEST = 1024
 #: MANY rows at a time at most, and AT_ONCE elements, or memory would wait for too long; of rows of
 #: LANES, where less is done, MOST. (Measured.)
@@ -29,7 +30,31 @@ _LANES_OF_ALL, _FEWER = LANES * MANY, 4 * MOST
 
 def folds(inner: int) -> bool:
     """Whether rows of `inner` elements are folded together."""
-    return LANES <= inner <= LONGEST
+    return 0 < inner <= LONGEST
+
+
+@called
+def _short(x: Any, row: Any, rows: Any, inner: Any, least: Any, greatest: Any, to: Any) -> None:
+    """Those of rows of less than LANES elements."""
+    kind = key(x[0])
+    lo, hi = local(_FEWER, kind), local(_FEWER, kind)
+    for begin in range(0, rows, _FEWER):
+        n, first = min(_FEWER, rows - begin), (row + begin) * inner
+        if inner >= 8:
+            for k in range(n):
+                range_of_short_row(x, first + k * inner, inner, lo, hi, k, 8)
+        elif inner >= 4:
+            for k in range(n):
+                range_of_short_row(x, first + k * inner, inner, lo, hi, k, 4)
+        elif inner >= 2:
+            for k in range(n):
+                range_of_short_row(x, first + k * inner, inner, lo, hi, k, 2)
+        else:
+            for k in range(np.uintp(n)):
+                lo[k] = hi[k] = key(x[np.uintp(first) + k])
+        base = np.uintp(to + begin)
+        for k in range(np.uintp(n)):
+            least[base + k], greatest[base + k] = extremes_of(lo[k], hi[k], item(x))
 
 
 def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
@@ -39,6 +64,9 @@ def ranges_by_folding(fetched: bool) -> Callable[..., Any]:
         x: Any, row: Any, rows: Any, inner: Any, least: Any, greatest: Any, to: Any
     ) -> None:
         """The least and the greatest of `rows` rows from `row` on, to the places from `to` on."""
+        if inner < LANES:
+            _short(x, row, rows, inner, least, greatest, to)
+            return
         kind = key(x[0])
         u, v = local(_LANES_OF_ALL, kind), local(_LANES_OF_ALL, kind)
         lo, hi = local(_FEWER, kind), local(_FEWER, kind)

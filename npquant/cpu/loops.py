@@ -287,11 +287,11 @@ class Elementwise:
         past: bool = False, apart: bool = False,
     ) -> tuple[Kernel, int, int, int]:  # fmt: skip
         """What does `n` elements from `first` on: its items, repeats, and grain."""
-        if repeats or (inner < SHORT and n > FEW and _periodic(channels, inner, n)):
+        if repeats or (inner < SHORT and n > FEW):
             period = channels * inner
             periods = self._periods_past if past else self._periods
             kernel = self._periods_apart if apart else periods
-            return kernel, n, repeats or -(-(first + n) // period), _grain(period)
+            return kernel, n, repeats or -(-(first + n) // period), _grain(period, n)
         if (blocks := self._whole(inner, n, past, apart)) and first % inner == 0:
             return blocks, n // inner, 0, GRAIN // inner
         if apart:
@@ -416,11 +416,9 @@ _RUNS, _RUNS_APART = _looking(_signature), _apart(_signature)
 _PERIODS, _PERIODS_APART = _looking(_periods_signature), _apart(_periods_signature)
 
 
-def _periodic(channels: int, inner: int, size: int) -> bool:
-    """Whether a period comes around often enough to be worth a table."""
-    return inner == 1 or 4 * channels * inner <= size
+def _grain(period: int, size: int) -> int:
+    """Elements of a parallel segment of `periods`: each makes a table of its own.
 
-
-def _grain(period: int) -> int:
-    """Elements of a parallel segment of `periods`: each makes a table of its own."""
-    return max(GRAIN, min(16 * period, 1 << 20))
+    Unless a period comes around some times, that is no more than what belongs to its elements.
+    """
+    return GRAIN if size < 4 * period else max(GRAIN, min(16 * period, 1 << 20))

@@ -59,8 +59,9 @@ def periods_of(parameters: Function, element: Function) -> Function:
             lowest, last, start, low, high = _turn(
                 begin, end, first, channels, channels * inner, span, period
             )
-            for part in range(low, high, table.ROWS):
-                rows = min(table.ROWS, high - part)
+            some = table.ROWS if last - start > period else NEAR
+            for part in range(low, high, some):
+                rows = min(some, high - part)
                 near, head = NEAR if rows > MANY and not is_far else rows, 0
                 ahead = period if rows > near else AHEAD
                 if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
@@ -122,8 +123,10 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
             lowest, last, start, low, high = _turn(
                 begin, end, first, channels, channels * inner, span, period
             )
-            for part in range(low, high, table.ROWS):
-                rows = min(table.ROWS, high - part)
+            again = last - start > period
+            some = table.ROWS if again else NEAR
+            for part in range(low, high, some):
+                rows = min(some, high - part)
                 table.fill(columns, part, rows, parameters, x, scale, zero_point,
                            lowest, channels, inner, constants, y)  # fmt: skip
                 for i in range(start + part, last, period):
@@ -140,7 +143,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                             store(waiting, to + k, value)
                         at += m
                         held = written_past(y, at, waiting, held + m)
-                    if rows < period:  # what comes next lies elsewhere
+                    if again and rows < period:  # what comes next lies elsewhere
                         write_rest(y, at, waiting, held)
                         held = 0
             begin = last

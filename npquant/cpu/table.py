@@ -22,9 +22,11 @@ from npquant.cpu.storage import Storage
 #: would compete for the same places of the cache.
 ROWS, PITCH = 16384, 16384 + 256
 
-#: Rows that are written for a channel that takes several, in two vectors: more than it takes, which
-#: those of the next overwrite. Behind ROWS there is room for them.
-RUN, HALF = 16, 8
+#: Rows that are written at a time for a channel that takes RUN at most: more than it takes, which
+#: those of the next overwrite. Behind ROWS there is room for them, and then for those of SOME
+#: channels, a row each, which are made together.
+RUN, HALF, SOME = 16, 8, 128
+_ALONE = ROWS + RUN
 
 
 def empty(p: Any) -> Any:
@@ -37,9 +39,9 @@ def put(table: Any, k: Any, p: Any) -> None:
     table[k] = p
 
 
-def put_run(table: Any, k: Any, p: Any) -> None:
-    """Write `p` to the RUN rows from k on."""
-    for i in range(RUN):
+def put_half(table: Any, k: Any, p: Any) -> None:
+    """Write `p` to the HALF rows from k on."""
+    for i in range(HALF):
         table[k + i] = p
 
 
@@ -90,8 +92,8 @@ def _put(typing: Any, table: Any, k: Any, p: Any) -> Any:
     return types.void(table, types.uintp, p), generate
 
 
-@lowered(put_run)
-def _put_run(typing: Any, table: Any, k: Any, p: Any) -> Any:
+@lowered(put_half)
+def _put_half(typing: Any, table: Any, k: Any, p: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, k, row = args
         number = ir.IntType(32)
@@ -102,9 +104,8 @@ def _put_run(typing: Any, table: Any, k: Any, p: Any) -> Any:
             value = _as_word(builder, builder.extract_value(row, i), _bits(p[i]), word)
             values = builder.insert_element(none, value, number(0))
             values = builder.shuffle_vector(values, none, ir.Constant(all_, [0] * HALF))
-            for half in (0, HALF):
-                to = builder.bitcast(builder.gep(place, [k.type(half)]), kind.as_pointer())
-                builder.store(values, to, align=word.width // 8)
+            to = builder.bitcast(place, kind.as_pointer())
+            builder.store(values, to, align=word.width // 8)
         return context.get_dummy_value()
 
     return types.void(table, types.uintp, p), generate
@@ -131,9 +132,18 @@ def fill_in_order(
     constants: Any, y: Any,
 ) -> None:  # fmt: skip
     """A row for each of `n` channels from the `lowest` on."""
-    c = np.uintp(lowest)
+    _fill_from(table, 0, lowest, n, parameters, x, scale, zero_point, constants, y)
+
+
+@called
+def _fill_from(
+    table: Any, row: Any, lowest: Any, n: Any, parameters: Any, x: Any, scale: Any,
+    zero_point: Any, constants: Any, y: Any,
+) -> None:  # fmt: skip
+    """The same from `row` on."""
+    k, c = np.uintp(row), np.uintp(lowest)
     for i in range(np.uintp(n)):
-        put(table, i, parameters(x, scale[c + i], zero_point[c + i], constants, y))
+        put(table, k + i, parameters(x, scale[c + i], zero_point[c + i], constants, y))
 
 
 @called
@@ -155,9 +165,15 @@ def fill(
     else:
         k, after = 0, inner - row % inner
         while k < made:
-            put_run(table, np.uintp(k), parameters(x, scale[c], zero_point[c], constants, y))
-            c += 1
-            k, after = after, after + inner
+            some = min(SOME, 1 + (made - after + inner - 1) // inner)
+            _fill_from(table, _ALONE, c, some, parameters, x, scale, zero_point, constants, y)
+            for i in range(np.uintp(_ALONE), np.uintp(_ALONE + some)):
+                channel = take(table, i, p)
+                put_half(table, np.uintp(k), channel)
+                if inner > HALF:
+                    put_half(table, np.uintp(k + HALF), channel)
+                k, after = after, after + inner
+            c += some
     while made < rows:  # twice as many at a time, as a loop with a short way back is not vectorised
         first, more = np.uintp(made), min(made, rows - made)
         for i in range(np.uintp(more)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 
 from npquant.cpu.borrowed import EverySecond, data_of
 from npquant.cpu.fetching import prefetch
@@ -192,10 +192,21 @@ def lanes_of_row_fetched(x: Any, at: Any, n: Any, least: Any, greatest: Any, to:
     lanes_of_row(x, at, n, least, greatest, to)
 
 
+def range_of_short_row(
+    x: Any, at: Any, n: Any, least: Any, greatest: Any, to: Any, lanes: Any
+) -> None:
+    """The least and the greatest key of `n` elements from `at` on, written to the place `to`.
+
+    They are `lanes` or more, but no more than twice as many; `lanes` is a constant.
+    """
+    keys = [key(v) for v in x[at : at + n]]
+    least[to], greatest[to] = min(keys), max(keys)
+
+
 def _lanes(fetched: bool) -> Callable[..., Any]:
     def lanes(context: Any, x: Any, at: Any, n: Any, least: Any, greatest: Any, to: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            array, at, n, lows, highs, to = args
+            array, at, n, *rooms, to = args
             vectors = _Vectors(context, builder, x, array, LANES)
             kinds = vectors.kinds[:2]
             places = [
@@ -210,17 +221,44 @@ def _lanes(fetched: bool) -> Callable[..., Any]:
             first = at if fetched else builder.add(at, n.type(LANES))
             vectors.see_all(first, last, see, fetched)
             see(vectors.load(last, last=True))  # some once more
-            for kind, room, place in zip((least, greatest), (lows, highs), places, strict=True):
-                to_all = builder.gep(data_of(context, builder, kind, room), [to])
-                to_all = builder.bitcast(to_all, ir.VectorType(vectors.bits, LANES).as_pointer())
-                builder.store(builder.load(place), to_all, align=vectors.size)
+            for room, place in zip(rooms, places, strict=True):
+                v = builder.load(place)
+                to_all = builder.bitcast(builder.gep(room, [to]), v.type.as_pointer())
+                builder.store(v, to_all, align=vectors.size)
             return context.get_dummy_value()
 
-        index = types.intp
-        return types.void(x, index, index, least, greatest, index), codegen
+        return _lanes_signature(x, least, greatest), codegen
 
     return lanes
 
 
+def _lanes_signature(x: Any, least: Any, greatest: Any, *more: Any) -> Any:
+    index = types.intp
+    return types.void(x, index, index, least, greatest, index, *more)
+
+
 lowered(lanes_of_row)(_lanes(fetched=False))
 lowered(lanes_of_row_fetched)(_lanes(fetched=True))
+
+
+@lowered(range_of_short_row)
+def _range_of_short_row(
+    context: Any, x: Any, at: Any, n: Any, least: Any, greatest: Any, to: Any, lanes: Any
+) -> Any:
+    if not isinstance(lanes, types.IntegerLiteral):
+        raise errors.RequireLiteralValue("lanes")
+    some = lanes.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, at, n, *rooms, to, _ = args
+        vectors = _Vectors(context, builder, x, array, some)
+        last = builder.sub(builder.add(at, n), n.type(some))
+        # Each of so many is among the first or the last ones, or both.
+        ends = vectors.load(at), vectors.load(last, last=True)
+        first, last = (vectors.keys(v) for v in ends)
+        for room, kind in zip(rooms, vectors.kinds, strict=False):
+            found = _of_all(builder, kind, _both(builder, kind, first, last))
+            builder.store(found, builder.gep(room, [to]))
+        return context.get_dummy_value()
+
+    return _lanes_signature(x, least, greatest, lanes), codegen

@@ -943,7 +943,7 @@ def _promoting(
 ) -> Plan:  # fmt: skip
     form = Form(
         "dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32,
-        _output_dtype(output_dtype, "output_dtype"), dtypes.CODES, (-_SMALL, _SMALL),
+        _output_dtype(output_dtype, "output_dtype"), dtypes.KEPT, (-_SMALL, _SMALL),
         checks.QPARAMS,
     )  # fmt: skip
 
