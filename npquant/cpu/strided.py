@@ -268,9 +268,8 @@ def _walk(
     another. ``turn(x, i, step, room, k, length)`` does a block of rows and columns, `deep` rows in
     turn, and ``skip(x, i, room, k)`` some of every second element.
     """
-    move, run, turn = called(move), called(run), called(turn)
     skips = skip is not None
-    skip = called(skip or move)
+    skip = skip or move
 
     @called
     def along(x: Any, base: Any, step: Any, n: Any, room: Any, at: Any) -> None:
@@ -347,36 +346,28 @@ def _walk(
     return called(walk)
 
 
+@called
 def _read(x: Any, i: Any, room: Any, k: Any) -> None:
     room[k] = x[i]
 
 
-def _read_run(x: Any, i: Any, room: Any, k: Any, n: Any) -> None:
-    copy(x, i, room, k, n)
-
-
-def _read_block(x: Any, i: Any, step: Any, room: Any, k: Any, length: Any) -> None:
-    transpose(x, i, step, room, k, length)
-
-
-def _read_every_second(x: Any, i: Any, room: Any, k: Any) -> None:
-    thin(x, i, room, k)
-
-
+@called
 def _write(x: Any, i: Any, room: Any, k: Any) -> None:
     x[i] = room[k]
 
 
+@called
 def _write_run(x: Any, i: Any, room: Any, k: Any, n: Any) -> None:
     copy(room, k, x, i, n)
 
 
+@called
 def _write_block(x: Any, i: Any, step: Any, room: Any, k: Any, length: Any) -> None:
     transpose(room, k, length, x, i, step)
 
 
 #: ``gather(x, view, first, n, room, at)``: `n` elements to a room; `scatter` takes them from there.
-gather = _walk(_read, _read_run, _read_block, _read_every_second, 2 * BLOCK)
+gather = _walk(_read, copy, transpose, thin, 2 * BLOCK)
 scatter = _walk(_write, _write_run, _write_block, None, 8 * BLOCK)
 
 
