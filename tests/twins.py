@@ -117,6 +117,23 @@ MEMORY = Memory(real=not SIMULATED and target.cuda.is_available())
 # --- both -----------------------------------------------------------------------------------------
 
 
+def both(ours, theirs, *args, compared=True, **kwargs):
+    """What a kernel of the CPU returns; its twin must return the same, and write the same.
+
+    The twin is given copies on the device of all arrays, as they are before the call.
+    """
+    pairs = {}
+    mirrored = [_mirrored(v, pairs) for v in args]
+    named = {key: _mirrored(v, pairs) for key, v in kwargs.items()}
+    expected = ours(*args, **kwargs)
+    got = theirs(*mirrored, **named)
+    if compared:
+        for host, copy in pairs.values():
+            assert_same(MEMORY.download(copy), host)
+        _compare(got, expected)
+    return expected
+
+
 class Both:
     """A backend whose kernels are those of the CPU, each followed by its twin and a comparison.
 
@@ -136,16 +153,7 @@ class Both:
 
         def call(*args, **kwargs):
             self.called.add(name)
-            pairs = {}
-            mirrored = [_mirrored(v, pairs) for v in args]
-            named = {key: _mirrored(v, pairs) for key, v in kwargs.items()}
-            expected = kernel(*args, **kwargs)
-            got = twin(name)(*mirrored, **named)
-            if self.compared:
-                for host, copy in pairs.values():
-                    assert_same(MEMORY.download(copy), host, name)
-                _compare(got, expected, name)
-            return expected
+            return both(kernel, twin(name), *args, compared=self.compared, **kwargs)
 
         return call
 
@@ -162,16 +170,16 @@ def _mirrored(value, pairs):
     return pairs[place][1]
 
 
-def _compare(got, expected, name):
+def _compare(got, expected):
     if isinstance(expected, tuple):
-        assert len(got) == len(expected), name
+        assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
-            _compare(one, other, name)
+            _compare(one, other)
         return
     if on_device(got):
         got = MEMORY.download(arrays.device(got))
     if got is not expected:
-        assert_same(np.asarray(got), np.asarray(expected), name)
+        assert_same(np.asarray(got), np.asarray(expected))
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from simulated import both
-
 from npquant import cpu, layout
-from npquant.cuda import histogram as twins
+from npquant.cuda import histogram as on_gpu
+from twins import both
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
@@ -25,7 +24,7 @@ def data(shape, dtype=np.float32, seed=0):
 COUNTS = {
     "parts": ((9001,), None, 64),
     "few": ((40,), None, 64),
-    "many bins": ((300,), None, 2 * twins.ROOM),
+    "many bins": ((300,), None, 2 * on_gpu.ROOM),
     "channels": ((3, 2, 70), 1, 16),
     "odd channels": ((3, 2, 69), 1, 16),
     "rows": ((3, 200), 0, 32),
@@ -41,7 +40,7 @@ COUNTS = {
 def test_counts(name, where, dtype):
     shape, axis, bins = COUNTS[where]
     if axis is None:
-        granularity = layout.Granularity(1, int(np.prod(shape)), None)
+        granularity = layout.whole(int(np.prod(shape)))
     else:
         granularity = layout.per_channel(shape, axis)
     x = data(shape, dtype)
@@ -53,8 +52,7 @@ def test_counts(name, where, dtype):
         bound = np.ldexp(np.float32(1), np.arange(n, dtype=np.int32))
         ends = np.float32(bins // 2) / bound, bound
     before = np.random.default_rng(1).integers(0, 9, (n, bins))
-    call = lambda kernel, inputs, outputs: kernel(granularity, *inputs, *outputs)
-    both(getattr(cpu, name), getattr(twins, name), [x, *ends], [before], call)
+    both(getattr(cpu, name), getattr(on_gpu, name), granularity, x, *ends, before)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -3.0, 2.0**24, -(2.0**24), 2.0**60, -1e-40, 3.4e38])
@@ -62,5 +60,5 @@ def test_counts_of_one_value(value):
     """Where the bounds are moved apart, by one or to the next numbers."""
     x = np.array([value, -value, value + 1], np.float32)
     ends = [np.array([value], np.float32)] * 2
-    call = lambda kernel, inputs, outputs: kernel(layout.Granularity(1, 3, None), *inputs, *outputs)
-    both(cpu.count_linear, twins.count_linear, [x, *ends], [np.zeros((1, 16), np.int64)], call)
+    counts = np.zeros((1, 16), np.int64)
+    both(cpu.count_linear, on_gpu.count_linear, layout.whole(3), x, *ends, counts)

@@ -8,11 +8,10 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from simulated import both
-
 from npquant.cpu import qparams as on_cpu
 from npquant.cuda import qparams
 from npquant.cuda.target import THREADS
+from twins import both
 
 #: Ranges of all kinds, more than a block takes.
 ENDS = np.array([0.0, -0.0, 1.0, -1.0, 3e-40, -3e-40, 5.5, 1e30, -1e30, np.inf, -np.inf, np.nan])
@@ -30,15 +29,12 @@ def test_choices(name):
         outputs = np.zeros(LEAST.size, np.float32), np.zeros(LEAST.size, kind)
         assert LEAST.size > THREADS
         for bounds, middle in (((-128, 127), 0), ((0, 255), 128)):
-
-            def call(kernel, inputs, outputs, bounds=bounds, middle=middle):
-                kernel(*inputs, bounds, 2.0**-23, middle, "float32", *outputs)
-
-            both(getattr(on_cpu, name), getattr(qparams, name), ends, outputs, call)
+            given = *ends, bounds, 2.0**-23, middle, "float32", *outputs
+            both(getattr(on_cpu, name), getattr(qparams, name), *given)
 
 
 @pytest.mark.parametrize("name", ["move", "step_towards"])
 def test_moves(name):
     ends = LEAST.astype(np.float32), GREATEST.astype(np.float32)
-    call = lambda kernel, inputs, outputs: kernel(*inputs, 0.01, *outputs)
-    both(getattr(on_cpu, name), getattr(qparams, name), ends, [e[::-1].copy() for e in ends], call)
+    moved = [e[::-1].copy() for e in ends]
+    both(getattr(on_cpu, name), getattr(qparams, name), *ends, 0.01, *moved)

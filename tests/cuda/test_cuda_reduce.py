@@ -8,15 +8,14 @@ from numba import config
 if not config.ENABLE_CUDASIM:
     pytest.skip("needs the simulator: NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from simulated import both, download, upload
-
 from npquant import cpu, cuda, layout
-from npquant.cpu import metrics as sums
+from npquant.cpu import metrics as on_cpu
 from npquant.cuda import learnable, reduce
-from npquant.cuda import sums as twins
+from npquant.cuda import sums as on_gpu
 from npquant.cuda.target import Kernel
 from npquant.formulas import metrics as terms
 from npquant.layout import GROUP, TILE
+from twins import MEMORY, both
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
@@ -28,7 +27,7 @@ def data(shape, dtype=np.float32, seed=0):
 
 
 def per_tensor(shape):
-    return layout.Granularity(1, int(np.prod(shape)), None)
+    return layout.whole(int(np.prod(shape)))
 
 
 def last(shape):
@@ -95,12 +94,8 @@ def gradients(name, shape, granularity, dtype=np.float32, lay=np.asarray, code="
     scale = np.abs(data(g.channels, np.float32, 2)) + np.float32(0.01)
     zero_point = data(g.channels, np.float32, 3)
     outputs = [lay(np.zeros(shape, dtype)), *(np.zeros(g.channels, d) for d in sums)]
-
-    def call(kernel, inputs, outputs):
-        kernel(g, *inputs, (-8, 7, 0.37), code, *outputs)
-
     kernels = getattr(cpu, name), getattr(learnable, name)
-    both(*kernels, [grad, x, scale, zero_point], outputs, call)
+    both(*kernels, g, grad, x, scale, zero_point, (-8, 7, 0.37), code, *outputs)
 
 
 @pytest.mark.parametrize("where", LAYOUTS)
@@ -147,7 +142,7 @@ TEAMS = {
     "groups of 32": ((5, 96), lambda s: layout.per_channel_group(s, 32)),
     "groups of 128": ((3, 256), lambda s: layout.per_channel_group(s, 128)),
     "rows": ((19, 48), layout.per_token),
-    "longest rows": ((2, twins.SHORTEST // 4 - 16), layout.per_token),
+    "longest rows": ((2, on_gpu.SHORTEST // 4 - 16), layout.per_token),
 }
 
 
@@ -195,48 +190,45 @@ def test_gradients_of_wide_codes():
     gradients("learnable_gradients_per_channel", (7, 60), layout.per_token, code="wide")
 
 
-@pytest.mark.parametrize("tiles", [twins.MANY - 1, twins.MANY, GROUP, 5 * GROUP + 5])
+@pytest.mark.parametrize("tiles", [on_gpu.MANY - 1, on_gpu.MANY, GROUP, 5 * GROUP + 5])
 def test_tiles_are_added_in_order(tiles):
     """By a thread and by a block, with groups that are full and one that is not."""
     channels = 2
     terms = data((2, channels, tiles), np.float64)
-    by_block = tiles >= twins.MANY
-    sums = upload(terms if by_block else np.ascontiguousarray(terms.transpose(0, 2, 1)))
-    outputs = [upload(np.zeros(channels, d)) for d in (np.float64, np.float32)]
-    twins._add_tiles(*map(twins.device, [sums]), channels, tiles, [*map(twins.device, outputs)])
+    by_block = tiles >= on_gpu.MANY
+    sums = MEMORY.upload(terms if by_block else np.ascontiguousarray(terms.transpose(0, 2, 1)))
+    outputs = [MEMORY.upload(np.zeros(channels, d)) for d in (np.float64, np.float32)]
+    on_gpu._add_tiles(sums, channels, tiles, outputs)
     for s in range(2):
         groups = [terms[s, :, i : i + GROUP] for i in range(0, tiles, GROUP)]
         expected = sum(np.add.accumulate(group, axis=1)[:, -1] for group in groups)
-        assert (download(outputs[s]) == expected.astype(outputs[s].dtype)).all()
+        assert (MEMORY.download(outputs[s]) == expected.astype(outputs[s].dtype)).all()
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, TILE, TILE + 1, 2 * TILE + 3 * 1024 + 5])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_totals(n, dtype):
-    call = lambda kernel, inputs, _: kernel(tuple(inputs))
-    pair = [data(n, dtype), data(n, dtype, 1)]
-    both(sums.total_squared_difference, twins.Total(terms.squared_difference), pair, [], call)
-    both(sums.total_magnitude, twins.Total(terms.magnitude), [unaligned(data(n, dtype))], [], call)
+    pair = data(n, dtype), data(n, dtype, 1)
+    both(on_cpu.total_squared_difference, on_gpu.Total(terms.squared_difference), pair)
+    both(on_cpu.total_magnitude, on_gpu.Total(terms.magnitude), (unaligned(data(n, dtype)),))
 
 
 def test_totals_of_arrays_that_lie_differently():
     x = data((9, 70))
-    call = lambda kernel, inputs, _: kernel(tuple(inputs))
-    both(sums.dot, twins.Total(terms.product), [transposed(x), x.astype(np.float64)], [], call)
+    both(on_cpu.dot, on_gpu.Total(terms.product), (transposed(x), x.astype(np.float64)))
 
 
 def test_total_of_nothing():
-    got = twins.Total(terms.value)((upload(np.zeros(0, np.float32)),))
+    got = on_gpu.Total(terms.value)((MEMORY.upload(np.zeros(0, np.float32)),))
     assert got.shape == ()
-    assert download(got) == 0
+    assert MEMORY.download(got) == 0
 
 
 # --- minima and maxima ------------------------------------------------------------------------
 
 
 def extremes(name, x, granularity):
-    call = lambda kernel, inputs, _: kernel(granularity(x.shape), *inputs)
-    return both(getattr(cpu, name), getattr(cuda, name), [x], [], call)
+    return both(getattr(cpu, name), getattr(cuda, name), granularity(x.shape), x)
 
 
 @pytest.mark.parametrize("where", LAYOUTS)
