@@ -112,23 +112,23 @@ def exact_codes(dtype: DType) -> int:
     return EXACT64 if dtype == float64 else EXACT32
 
 
-def target(dtype: Any, name: str = "dtype") -> DType:
+def target(dtype: Any) -> DType:
     """`dtype` as one that can be quantized to."""
     try:
         return _TARGETS[dtype]
     except Exception:  # as in `canonical`
         pass
-    found = canonical(dtype, name, BOUNDS)
+    found = canonical(dtype, "dtype", BOUNDS)
     if found not in BOUNDS:
-        raise TypeError(f"{name} must be one of {names(BOUNDS)}, got {found}")
+        raise TypeError(f"dtype must be one of {names(BOUNDS)}, got {found}")
     return found
 
 
-def integer_target(dtype: Any, name: str = "dtype") -> DType:
+def integer_target(dtype: Any) -> DType:
     """`dtype` as one of codes that are integers."""
-    found = target(dtype, name)
+    found = target(dtype)
     if found in FLOAT8:
-        raise TypeError(f"{name} must be a dtype of integers, got {found}")
+        raise TypeError(f"dtype must be a dtype of integers, got {found}")
     return found
 
 

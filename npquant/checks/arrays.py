@@ -66,10 +66,10 @@ def real(value: Any, name: str = "input", out: Any = None) -> Array:
     return x if x.dtype in REALS else native(x, name, REALS, out)
 
 
-def codes(value: Any, dtype: Any, name: str = "input", out: Any = None) -> Array:
+def codes(value: Any, dtype: Any, out: Any = None) -> Array:
     """An array of codes of the dtype that the call names."""
-    x, found = value if type(value) is np.ndarray else array(value, name), dtypes.target(dtype)
-    return x if x.dtype == found else native(x, name, (found,), out)
+    x, found = value if type(value) is np.ndarray else array(value, "input"), dtypes.target(dtype)
+    return x if x.dtype == found else native(x, "input", (found,), out)
 
 
 def native(x: Array, name: str, allowed: Collection[DType], out: Any = None) -> Array:

@@ -99,12 +99,12 @@ def finite_float32(value: Any, name: str) -> float:
     return finite(value, name, None, BEYOND[float32])
 
 
-def scale_number(value: Any, name: str = "scale", kind: type | None = None) -> float:
+def scale_number(value: Any, kind: type | None = None) -> float:
     """A scale: positive and finite."""
-    scale = number(value, name, kind)
+    scale = number(value, "scale", kind)
     if 0.0 < scale < math.inf:
         return scale
-    raise ValueError(f"{name} must be positive and finite, got {scale}")
+    raise ValueError(f"scale must be positive and finite, got {scale}")
 
 
 def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> float:
@@ -115,9 +115,11 @@ def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> 
     raise ValueError(f"{name} must be positive and finite in float32, got {scale}")
 
 
-def scale_in(precision: DType, value: Any, name: str = "scale", kind: type | None = None) -> float:
+def scale_in(precision: DType, value: Any, kind: type | None = None) -> float:
     """A scale that stays positive and finite in the precision in which it is used."""
-    return (scale_number if precision == float64 else scale_float32)(value, name, kind)
+    if precision == float64:
+        return scale_number(value, kind)
+    return scale_float32(value, "scale", kind)
 
 
 def least_scale(value: Any, kind: type | None = None) -> float:
@@ -183,37 +185,33 @@ def _unboxed(value: Any) -> Any:
     return np.asarray(value) if floating else value
 
 
-def zero_point_inside(
-    value: Any, lo: int, hi: int, name: str = "zero_point", kind: type | None = None
-) -> int:
+def zero_point_inside(value: Any, lo: int, hi: int, kind: type | None = None) -> int:
     """An integer zero point between the bounds."""
-    z = value if type(value) is int else truncated(_unboxed(value), name, kind)
+    z = value if type(value) is int else truncated(_unboxed(value), "zero_point", kind)
     if lo <= z <= hi or type(value) is ArraySpec:
         return z
-    raise ValueError(f"{name} must lie within {lo}..{hi}, got {show(z)}")
+    raise ValueError(f"zero_point must lie within {lo}..{hi}, got {show(z)}")
 
 
-def zero_point_number(
-    value: Any, name: str = "zero_point", kind: type | None = None
-) -> int | float:
+def zero_point_number(value: Any, kind: type | None = None) -> int | float:
     """A zero point: an integer, or the one element of an array, which may be fractional."""
     value = _unboxed(value)
     if type(value) is not int and isinstance(value, ARRAYS):
-        z = one(value, name, kind)
+        z = one(value, "zero_point", kind)
         if not math.isfinite(z):
-            raise ValueError(f"{name} must be finite, got {z}")
+            raise ValueError(f"zero_point must be finite, got {z}")
         return z
-    z = integer(value, name)
+    z = integer(value, "zero_point")
     if not -(2**63) <= z < 2**63:
-        raise ValueError(f"{name} must fit int64, got {show(z)}")
+        raise ValueError(f"zero_point must fit int64, got {show(z)}")
     return z
 
 
-def truncated_int32(value: Any, name: str = "zero_point", kind: type | None = None) -> int:
+def truncated_int32(value: Any, kind: type | None = None) -> int:
     """A zero point as PyTorch reads one from a tensor: truncated, and an int32."""
-    z = number(value, name, kind)
+    z = number(value, "zero_point", kind)
     if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
-        raise ValueError(f"{name} must fit int32, got {z}")
+        raise ValueError(f"zero_point must fit int32, got {z}")
     return int(z)
 
 
@@ -230,7 +228,7 @@ def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]
             s, z = math.nan, 0
         if 0 < s < math.inf:
             return s, z
-    return scale_float32(scale, "scale", kind), truncated_int32(zero_point, "zero_point", kind)
+    return scale_float32(scale, "scale", kind), truncated_int32(zero_point, kind)
 
 
 def finite(value: Any, name: str, kind: type | None = None, beyond: float = math.inf) -> float:
