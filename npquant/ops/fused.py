@@ -15,7 +15,6 @@ from npquant.owners import Array, on_device
 
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
-_BOUNDS = (-(2**31), 2**31 - 1)
 
 
 def fused_moving_avg_obs_fake_quant(
@@ -263,7 +262,9 @@ def _plan(
 ) -> tuple[Step, bool, FastPath]:
     """The step, whether it is per row, and what does it all at once if it can."""
     c = checks.finite(averaging_const, "averaging_const", kind)
-    bounds = _int32_bounds(quant_min, quant_max, kind)
+    lo, hi = bounds = checks.bounds_of(quant_min, quant_max, dtypes.int32, kind)
+    if lo == hi:
+        raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
     precision = dtypes.affine_precision(dtype, *bounds)
     symmetric = checks.switch(symmetric_quant, "symmetric_quant", kind)
     per_row = checks.switch(per_row_fake_quant, "per_row_fake_quant", kind)
@@ -350,17 +351,6 @@ def _fused(
 _NAMES = "running_min", "running_max", "scale", "zero_point"
 _FLOAT, _INT32 = (dtypes.float32,), (dtypes.int32,)
 _ZERO_POINTS = (dtypes.int32, dtypes.int64, dtypes.float32)
-
-
-def _int32_bounds(quant_min: Any, quant_max: Any, kind: type) -> tuple[int, int]:
-    lo, hi = checks.bounds(quant_min, quant_max, kind)
-    lo, hi = (
-        _BOUNDS[i] if type(v) is ArraySpec else n
-        for i, (v, n) in enumerate(((quant_min, lo), (quant_max, hi)))
-    )
-    if lo == hi or lo < _BOUNDS[0] or hi > _BOUNDS[1]:
-        raise ValueError(f"quant_min < quant_max is required, both int32, got {lo} and {hi}")
-    return lo, hi
 
 
 def _state(
