@@ -10,10 +10,10 @@ import numpy as np
 
 import npquant as nq
 from npquant import checks, dtypes
-from npquant.arrays import beside, copy, kind, on_host, reshape
+from npquant.arrays import beside, copy, kind, on_host
 from npquant.autograd import Parameter
 from npquant.meta import ArraySpec
-from npquant.modules.fake_quantize import FakeQuantize
+from npquant.modules.fake_quantize import FakeQuantize, in_rows
 from npquant.modules.module import Array, Kinds, key_of, value_of
 from npquant.modules.observers import PER_CHANNEL, PER_TENSOR, MinMaxObserver
 from npquant.modules.observers import PerChannelMinMaxObserver as PerChannel
@@ -174,10 +174,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         return call(nq.adaround_soft, x, self.V, *self._qparams(data), **self._where())
 
     def _observe(self, x: Array) -> None:
-        if self.group_size is not None:
-            width = checks.group_size_of(self.group_size, x, name="x")
-            x = reshape(x, (x.size // width, width))
-        super()._observe(x)
+        super()._observe(in_rows(x, self.group_size))
 
     def _check_shape(self, x: Array) -> None:
         shape, dtype = kind(self.V.value)
@@ -194,7 +191,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
                 self._check_channels(x)
             return
         checks.group_size_of(self.group_size, x, name="x")
-        scales, needed = math.prod(kind(self.scale)[0]), self._channels(x.shape)
+        scales, needed = math.prod(kind(self.scale)[0]), self._scales_of(x.shape)
         if scales != needed:
             raise ValueError(
                 f"x must have {scales} groups of {self.group_size}, as scale has, got {needed}"
@@ -307,7 +304,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         if state["V"].size == 0:
             return
         try:
-            needed = self._channels(shape)
+            needed = self._scales_of(shape)
         except ValueError:  # it has no such axis, or groups do not divide it
             needed = None
         if scales != needed:
@@ -317,7 +314,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
                 f"{where}, got the shape {shape}"
             )
 
-    def _channels(self, shape: tuple[int, ...]) -> int:
+    def _scales_of(self, shape: tuple[int, ...]) -> int:
         """How many scales weights of this shape have."""
         if self.group_size is not None:
             return checks.groups(shape, self.group_size)[0].channels

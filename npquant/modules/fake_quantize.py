@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arrays import astype, copy, flat, following, given, kind, new
+from npquant.arrays import astype, copy, flat, following, given, kind, new, reshape
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
@@ -170,6 +170,11 @@ class FakeQuantizeBase(Module):
                     "forgets"
                 )
 
+    def _count(self, x: Any) -> int:
+        """How many channels `x` has."""
+        count: int = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        return count
+
     @property
     def _uses_qparams(self) -> bool:
         """Whether a call uses scale and zero point."""
@@ -189,6 +194,17 @@ class FakeQuantizeBase(Module):
             f"quant_min={self.quant_min}, quant_max={self.quant_max}, dtype={self.dtype}, "
             f"qscheme={self.qscheme}, ch_axis={self.ch_axis}"
         )
+
+
+def in_rows(x: Any, group_size: int | None, per_token: bool = False) -> Any:
+    """What an observer sees of `x`: groups and tokens as rows."""
+    if group_size is not None:
+        width = checks.group_size_of(group_size, x, name="x")
+    elif per_token:
+        width = x.shape[-1] if x.ndim else 1
+    else:
+        return x
+    return reshape(x, (x.size // width, width))
 
 
 class FakeQuantize(FakeQuantizeBase):
@@ -314,7 +330,7 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _check_channels(self, x: Array) -> None:
         """Refuse what has other channels, in terms of the module."""
-        channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        channels = self._count(x)
         (scales,), _ = kind(self.scale)
         if channels != scales:
             raise ValueError(
@@ -326,7 +342,7 @@ class FakeQuantize(FakeQuantizeBase):
         """Qparams as an array of this shape will have them."""
         if not self.is_per_channel:
             return given(x, self.scale), given(x, self.zero_point)
-        channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        channels = self._count(x)
         scale, zero_point = (kind(v)[1] for v in (self.scale, self.zero_point))
         return ArraySpec((channels,), scale), ArraySpec((channels,), zero_point)
 
@@ -479,7 +495,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         self._bring(x, "scale", "zero_point")
         low, high, scale, zero_point = seen.min_val, seen.max_val, self.scale, self.zero_point
         if self.is_per_channel:
-            channels = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+            channels = self._count(x)
             seen._check_channels(channels)
             if seen._unset:
                 low = np.full(channels, np.inf, _FLOAT)

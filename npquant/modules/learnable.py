@@ -16,7 +16,7 @@ from npquant.autograd import Parameter
 from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.fake_quantize import _SWITCH, FakeQuantizeBase
+from npquant.modules.fake_quantize import _SWITCH, FakeQuantizeBase, in_rows
 from npquant.modules.module import Array, Kinds, check_eps, check_shape, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
@@ -435,9 +435,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _check_channels(self, x: Array) -> None:
         """Refuse data whose channels are not those of the scale."""
-        count = 1
-        if self.is_per_channel:
-            count = x.shape[checks.axis_of(self.ch_axis, x, "ch_axis", "x")]
+        count = self._count(x) if self.is_per_channel else 1
         shape = kind(self.scale.value)[0]
         if shape != (count,) and (shape or self.is_per_channel):  # an op takes one without axes
             raise ValueError(
@@ -454,13 +452,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _rows(self, x: Any) -> Any:
         """What the observer sees: tokens and groups as rows."""
-        if self.group_size is not None:
-            width = checks.group_size_of(self.group_size, x, name="x")
-        elif self.per_token:
-            width = x.shape[-1] if x.ndim else 1
-        else:
-            return x
-        return reshape(x, (x.size // width, width))
+        return in_rows(x, self.group_size, self.per_token)
 
     def _channels(self, x: Array) -> Iterable[Array]:
         if not self.is_per_channel:
