@@ -482,7 +482,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if isinstance(data, ArraySpec):
             return y
         if observing:
-            seen._set_range(low, high)
+            seen._keep(seen._shaped(low, high))
         if enabled:
             self.__dict__.update(scale=scale, zero_point=zero_point)
         return y

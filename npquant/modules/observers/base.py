@@ -157,8 +157,7 @@ class Observer(Module):
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         """Keep the extremes of all that was seen."""
-        state = self.__dict__
-        state["min_val"], state["max_val"] = widened(self, *extremes(granularity, x))
+        self._keep(self._widened(*extremes(granularity, x)))
 
     def _check_channels(self, channels: int) -> None:
         shape, _ = kind(self.min_val)
@@ -177,15 +176,21 @@ class Observer(Module):
             return self.min_val.size == 0
         return bool(self.min_val.item() == math.inf and self.max_val.item() == -math.inf)
 
-    def _set_range(self, least: Array, greatest: Array) -> None:
-        """Keep the extremes, which have one element a channel."""
-        state = self.__dict__
-        state["min_val"], state["max_val"] = self._shaped(least, greatest)
+    def _keep(self, ends: tuple[Array, Array], **more: Array) -> None:
+        """Keep extremes, and more beside them, all at once: an interrupt finds old or new ones."""
+        self.__dict__.update(more, min_val=ends[0], max_val=ends[1])
 
     def _shaped(self, least: Array, greatest: Array) -> tuple[Array, Array]:
-        """Extremes as they are kept: assigned at once, with no call between, nor an interrupt."""
+        """Extremes, which have one element a channel, as they are kept."""
         shape = () if self.ch_axis is None else kind(least)[0]
         return reshape(least, shape), reshape(greatest, shape)
+
+    def _widened(self, least: Array, greatest: Array) -> tuple[Array, Array]:
+        """The range as it is kept when it has reached to these extremes."""
+        if not self._unset:
+            least = minimum(least, ravel(following(least, self.min_val)))
+            greatest = maximum(greatest, ravel(following(greatest, self.max_val)))
+        return self._shaped(least, greatest)
 
     def reset_min_max_vals(self) -> None:
         """Forget everything that was seen."""
@@ -278,8 +283,7 @@ class Observer(Module):
         self._merge(other)
 
     def _merge(self, other: Self) -> None:
-        state = self.__dict__
-        state["min_val"], state["max_val"] = self._merged(other)
+        self._keep(self._merged(other))
 
     def _merged(self, other: Self) -> tuple[Array, Array]:
         """The extremes of both, as they are kept."""
@@ -355,14 +359,6 @@ def counted(
         there = full(x, counts.shape, counts.dtype, 0)
         run(granularity, x, beside(x, low), beside(x, high), there)
         counts += on_host(there)
-
-
-def widened(observer: Observer, least: Array, greatest: Array) -> tuple[Array, Array]:
-    """The range of an observer as it is kept when it has reached to these extremes."""
-    if not observer._unset:
-        least = minimum(least, ravel(following(least, observer.min_val)))
-        greatest = maximum(greatest, ravel(following(greatest, observer.max_val)))
-    return observer._shaped(least, greatest)
 
 
 def uniform(dtype: dtypes.DType) -> None:

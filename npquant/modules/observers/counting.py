@@ -29,7 +29,6 @@ from npquant.modules.observers.base import (
     counted,
     finite_extremes,
     uniform,
-    widened,
 )
 
 #: No bound is less than 2**this: float32 holds 1 / width for it, with the most bins.
@@ -90,8 +89,7 @@ class _CountingObserver(Observer):
             bound = np.ldexp(np.float32(1), exponent)
         inverse = np.ldexp(np.float32(self.bins // 2), -exponent)
         counted("count_doubling", granularity, x, inverse, bound, self._rows(histogram))
-        ends = widened(self, least, greatest)
-        self._keep(reach, histogram, ends)
+        self._keep(self._widened(least, greatest), exponent=reach, histogram=histogram)
 
     def _rows(self, histogram: Array) -> Array:
         """The counts, a row a channel."""
@@ -110,19 +108,13 @@ class _CountingObserver(Observer):
         double_range(shifts, self._rows(histogram))
         return new.reshape(old.shape), histogram
 
-    def _keep(self, reach: Array, histogram: Array, ends: tuple[Array, Array]) -> None:
-        state = self.__dict__
-        state["exponent"], state["histogram"] = reach, histogram
-        state["min_val"], state["max_val"] = ends
-
     def _merge(self, other: Self) -> None:
         reach, histogram = self._reaching(other.exponent.reshape(-1))
         theirs = other.histogram.copy()
         shifts = (reach - other.exponent).astype(np.int64).reshape(-1)
         double_range(shifts, self._rows(theirs))
         histogram += theirs
-        ends = self._merged(other)
-        self._keep(reach, histogram, ends)
+        self._keep(self._merged(other), exponent=reach, histogram=histogram)
 
     def _range(self) -> tuple[Array, Array]:
         least, greatest = (v.copy() for v in super()._range())

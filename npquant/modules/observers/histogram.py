@@ -146,8 +146,7 @@ class HistogramObserver(Observer):
         if not first:
             same = low[0] == self.min_val and high[0] == self.max_val
             histogram += self.histogram if same else self._respread(low, high)
-        state, ends = self.__dict__, self._shaped(low, high)
-        state["histogram"], (state["min_val"], state["max_val"]) = histogram, ends
+        self._keep(self._shaped(low, high), histogram=histogram)
 
     def _counted(self, granularity: Granularity, x: Array, low: Array, high: Array) -> Array:
         """The histogram of `x`, in float64 where float32 overflows on the way."""

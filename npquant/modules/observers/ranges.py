@@ -118,7 +118,7 @@ class _MovingAverage(Observer):
             low, high = (copy(ravel(following(least, v))) for v in state)
             backend.of(low).step_towards(least, greatest, self.averaging_constant, low, high)
             least, greatest = low, high
-        self._set_range(least, greatest)
+        self._keep(self._shaped(least, greatest))
 
 
 class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
