@@ -261,6 +261,13 @@ def axes(name, shape):
     return range(len(shape)) if axis_name(name) else range(1)
 
 
+def every_call(name, shapes):
+    """Return the valid calls of the op: (shape, axis)."""
+    found = [(shape, axis) for shape in shapes if fits(name, shape) for axis in axes(name, shape)]
+    assert found, f"no shape fits {name}"
+    return found
+
+
 def arguments(name, shape, axis=0, seed=0):
     """Return the arguments of a valid call on new data of this shape."""
     kwargs = CALLS[name](data(shape, seed), axis)

@@ -154,6 +154,13 @@ def assert_same(actual, expected, note=""):
     assert not first, f"{note}: {different.size} of {actual.size} differ, first {first}"
 
 
+def same_state(a, b):
+    """Fail unless two modules have the same state: its names, in their order, and every bit."""
+    assert list(a.state_dict()) == list(b.state_dict())
+    for key, array in a.state_dict().items():
+        assert_same(array, b.state_dict()[key], key)
+
+
 def golden():
     """Yield the calls recorded from PyTorch 2.13: (name, args, kwargs, results).
 

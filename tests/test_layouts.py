@@ -24,6 +24,7 @@ from calls import (
     arguments,
     axes,
     axis_name,
+    every_call,
     everywhere,
     fits,
     in_order,
@@ -51,13 +52,6 @@ from npquant.ops import fast_choice, fast_path
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = ((6, 8), (3, 5, 2, 4), (37,))
-
-
-def every_call(name, shapes=SHAPES):
-    """Return the valid calls of an op: (shape, axis)."""
-    found = [(shape, axis) for shape in shapes if fits(name, shape) for axis in axes(name, shape)]
-    assert found, f"no shape fits {name}"
-    return found
 
 
 @functools.cache
@@ -152,7 +146,7 @@ LAYOUTS = DENSE | {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CALLS)
 def test_layout_of_the_data(name, layout):
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, SHAPES):
         kwargs = relaid(arguments(name, shape, axis), LAYOUTS[layout], DATA)
         assert_same(results(name, kwargs), expected(name, shape, axis), f"{shape}, axis {axis}")
 
@@ -171,7 +165,7 @@ SEVERAL = [name for name in CALLS if len(data_of(name)) > 1]
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_arrays_may_lie_differently(name, layout):
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, SHAPES):
         for key in data_of(name):
             kwargs = relaid(arguments(name, shape, axis), LAYOUTS[layout], (key,))
             assert_same(results(name, kwargs), expected(name, shape, axis), (key, shape, axis))
@@ -180,7 +174,7 @@ def test_several_arrays_may_lie_differently(name, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CALLS)
 def test_layout_of_the_qparams(name, layout):
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, SHAPES):
         kwargs = arguments(name, shape, axis)
         arrays = [k for k, v in kwargs.items() if isinstance(v, np.ndarray) and k not in DATA]
         if name.startswith("fused") and layout in ("byte-swapped", "read-only"):
@@ -191,7 +185,7 @@ def test_layout_of_the_qparams(name, layout):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_broadcast_data(name):
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, SHAPES):
         for repeated in range(len(shape)):
             kwargs, copies = arguments(name, shape, axis), arguments(name, shape, axis)
             for key in DATA:
@@ -209,7 +203,7 @@ def test_memory_mapped_data(name, tmp_path):
         np.save(path, x)
         return np.load(path, mmap_mode="r")
 
-    shape, axis = every_call(name)[0]
+    shape, axis = every_call(name, SHAPES)[0]
     kwargs = relaid(arguments(name, shape, axis), mapped, DATA)
     got = results(name, kwargs)
     assert_same(got, expected(name, shape, axis))
@@ -219,7 +213,7 @@ def test_memory_mapped_data(name, tmp_path):
 @pytest.mark.parametrize("name", [n for n in CALLS if not n.startswith(("choose", "determine"))])
 def test_results_lie_as_pytorchs_do(name):
     """Dense data keeps its strides, permuted or not; all other data gives C order."""
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, SHAPES):
         for layout, lay in LAYOUTS.items():
             kwargs = relaid(arguments(name, shape, axis), lay, DATA)
             x = next(value for key, value in kwargs.items() if key in DATA)

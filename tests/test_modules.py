@@ -16,7 +16,7 @@ import npquant.autograd as ag
 import npquant.modules as npq
 import oracle
 import oracle_observers
-from cases import FLOATS, assert_same
+from cases import FLOATS, assert_same, same_state
 from npquant import cpu
 from npquant.errors import show
 from npquant.modules import (
@@ -52,12 +52,6 @@ rng = np.random.default_rng
 def data(shape, seed=0, dtype=F32):
     """Return data with some outliers."""
     return (rng(seed).normal(0, 1, shape) ** 3).astype(dtype)
-
-
-def same_state(a, b):
-    assert list(a.state_dict()) == list(b.state_dict())
-    for key, array in a.state_dict().items():
-        assert_same(array, b.state_dict()[key], key)
 
 
 def on_a_tape(module, x, grad, *sources):

@@ -17,7 +17,7 @@ import npquant.autograd as ag
 import npquant.modules as npq
 import oracle_observers as oracle
 import test_memory as memory
-from cases import FLOATS, assert_same
+from cases import FLOATS, assert_same, same_state
 from npquant import cpu
 from npquant.cpu import walk
 from npquant.formulas.histogram import clip_widths, floor_divided, next_above
@@ -54,12 +54,6 @@ def data(shape, seed=0):
 
 def bounds_of(bounds):
     return {} if bounds is None else {"quant_min": bounds[0], "quant_max": bounds[1]}
-
-
-def same_state(a, b):
-    assert list(a.state_dict()) == list(b.state_dict())
-    for key, array in a.state_dict().items():
-        assert_same(array, b.state_dict()[key], key)
 
 
 # --- ranges -----------------------------------------------------------------------------------

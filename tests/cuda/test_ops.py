@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, fits, results
+from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, every_call, fits, results
 from cases import assert_same
 from every_kernel import TRUTHS
 from npquant import cuda
@@ -44,10 +44,6 @@ SLOW = ("fake_quantize_learnable", "fused")
 LENGTHS = (5, 257) if SIMULATED else (1, 2, 3, 4, 5, 15, 16, 17, 33, 257)
 
 
-def every_call(name, shapes=SHAPES):
-    return [(shape, axis) for shape in shapes if fits(name, shape) for axis in axes(name, shape)]
-
-
 def on_device(kwargs):
     """The arrays of a call on the device; switches are the host's."""
     return {
@@ -70,7 +66,7 @@ def strides(y):
 @by_place("every second")
 @pytest.mark.parametrize("name", CALLS)
 def test_bits(name, place):
-    for shape, axis in every_call(name):
+    for shape, axis in every_call(name, SHAPES):
         kwargs = relaid(arguments(name, shape, axis), LAY[place], DATA)
         got = results(name, on_device(kwargs))
         expected = results(name, kwargs)
@@ -237,7 +233,7 @@ def test_a_gradient_that_is_the_input():
 @by_place("reversed")
 @pytest.mark.parametrize("name", CALLS)
 def test_qparams_lie_anywhere(name, place):
-    shape, axis = every_call(name)[0]
+    shape, axis = every_call(name, SHAPES)[0]
     kwargs = arguments(name, shape, axis)
     others = [k for k, v in kwargs.items() if isinstance(v, np.ndarray) and k not in DATA]
     got = results(name, on_device(relaid(kwargs, LAY[place], others)))
@@ -371,7 +367,7 @@ def test_no_elements(name):
 @by_place("unaligned")
 @pytest.mark.parametrize("name", WITH_OUT)
 def test_out(name, place):
-    shape, axis = every_call(name)[0]
+    shape, axis = every_call(name, SHAPES)[0]
     (expected,) = results(name, arguments(name, shape, axis))
     out = given(LAY[place](np.zeros_like(expected)))
     (got,) = results(name, on_device(arguments(name, shape, axis)) | {"out": out})
@@ -383,7 +379,7 @@ def test_out(name, place):
     "name", [n for n in WITH_OUT if n.startswith("fake") or n == "adaround_hard"]
 )
 def test_in_place(name):
-    shape, axis = every_call(name)[0]
+    shape, axis = every_call(name, SHAPES)[0]
     kwargs = arguments(name, shape, axis)
     (expected,) = results(name, kwargs)
     kwargs = on_device(kwargs)
@@ -396,7 +392,7 @@ def test_in_place(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_host_and_device_do_not_mix(name):
     """One array on the other side: a TypeError that names it and says which is where."""
-    shape, axis = every_call(name)[0]
+    shape, axis = every_call(name, SHAPES)[0]
     kwargs = arguments(name, shape, axis)
     everywhere = on_device(kwargs)
     arrays = [key for key in kwargs if kwargs[key] is not everywhere[key]]

@@ -24,44 +24,14 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import cases  # noqa: E402
+from tensors import to_numpy, to_torch  # noqa: E402
 
 torch.set_num_threads(1)
 aten, decomposed = torch.ops.aten, torch.ops.quantized_decomposed
 F16, BF16, F32, F64 = cases.FLOATS
 INT8, UINT8, INT32 = (np.dtype(t) for t in (np.int8, np.uint8, np.int32))
 
-TORCH_DTYPE = {
-    np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name)): getattr(torch, name)
-    for name in [
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    ]
-} | {np.dtype(bool): torch.bool}
-NUMPY_DTYPE = {value: key for key, value in TORCH_DTYPE.items()}
-
 calls, blob, places = [], bytearray(), {}
-
-
-def to_torch(value):
-    if isinstance(value, np.ndarray):
-        signed = torch.from_numpy(value.copy().view(f"i{value.itemsize}"))
-        return signed.view(TORCH_DTYPE[value.dtype])
-    return TORCH_DTYPE[value] if isinstance(value, np.dtype) else value
-
-
-def to_numpy(tensor):
-    signed = tensor.contiguous().view(getattr(torch, f"int{8 * tensor.element_size()}"))
-    return signed.numpy().view(NUMPY_DTYPE[tensor.dtype])
 
 
 def stored(value):

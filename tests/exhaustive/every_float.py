@@ -43,6 +43,10 @@ import torch.ao.quantization.fx._decomposed  # registers the operators
 
 import npquant as nq
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
+from tensors import SIGNED, TORCH_DTYPE, to_torch
+
 Array = np.ndarray[Any, Any]
 
 PART = 1 << 24
@@ -52,18 +56,6 @@ CHUNK = 1 << 16
 
 F32 = np.dtype(np.float32)
 HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
-TORCH = {
-    np.dtype(np.float16): torch.float16,
-    np.dtype(ml_dtypes.bfloat16): torch.bfloat16,
-    F32: torch.float32,
-    np.dtype(np.int8): torch.int8,
-    np.dtype(np.uint8): torch.uint8,
-    np.dtype(np.int16): torch.int16,
-    np.dtype(np.uint16): torch.uint16,
-    np.dtype(ml_dtypes.float8_e4m3fn): torch.float8_e4m3fn,
-    np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
-}
-SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 #: Powers of two, no floats, a subnormal, a large one.
 SCALES = (1.0, 2.0**-7, 0.1, 1 / 3, 3e-39, 3e36)
@@ -79,11 +71,6 @@ BOUNDS = {
 def zero_points(lo: int, hi: int) -> tuple[int, ...]:
     """Even, odd, negative where there is one, and both ends."""
     return tuple(dict.fromkeys((max(lo, 0), 3, max(lo, -5), lo, hi)))
-
-
-def to_torch(x: Array) -> torch.Tensor:
-    """The same memory as a tensor."""
-    return torch.from_numpy(x.view(f"i{x.itemsize}")).view(TORCH[x.dtype])
 
 
 def bits(value: Any) -> Array:
@@ -133,7 +120,7 @@ def quantize(target: str, scale: float, zero_point: int) -> Case:
     return Case(
         f"quantize_per_tensor {target} {args}",
         lambda x: (nq.quantize_per_tensor(x, *args, dtype),),
-        lambda x: (op(to_torch(x), *args, TORCH[dtype]),),
+        lambda x: (op(to_torch(x), *args, TORCH_DTYPE[dtype]),),
         a_number if target.startswith("float8") else None,
     )
 
@@ -148,7 +135,7 @@ def quantize_per_token(target: str, scale: float, zero_point: int) -> Case:
     return Case(
         f"quantize_per_token {target} {(scale, zero_point, *bounds)}",
         lambda x: (nq.quantize_per_token(x[None], *qparams, *bounds, dtype),),
-        lambda x: (op(to_torch(x[None]), *theirs, *bounds, TORCH[dtype]),),
+        lambda x: (op(to_torch(x[None]), *theirs, *bounds, TORCH_DTYPE[dtype]),),
     )
 
 
@@ -197,7 +184,7 @@ def dequantize(target: str, scale: float, zero_point: int) -> Case:
     return Case(
         f"dequantize_per_tensor {target} {args}",
         lambda q: (nq.dequantize_per_tensor(q, *args, q.dtype),),
-        lambda q: (op(to_torch(q), *args, TORCH[q.dtype]),),
+        lambda q: (op(to_torch(q), *args, TORCH_DTYPE[q.dtype]),),
     )
 
 

@@ -8,7 +8,6 @@ collected at all.
 
 import itertools
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -18,52 +17,14 @@ from torch.ao.quantization.utils import determine_qparams
 import cases
 import npquant as nq
 import oracle
+from tensors import TORCH_DTYPE, to_numpy, to_torch
 
 torch.set_num_threads(1)
 aten, decomposed = torch.ops.aten, torch.ops.quantized_decomposed
 
-TORCH_DTYPE = {
-    np.dtype(numpy_dtype): torch_dtype
-    for numpy_dtype, torch_dtype in (
-        (np.bool_, torch.bool),
-        (np.int8, torch.int8),
-        (np.uint8, torch.uint8),
-        (np.int16, torch.int16),
-        (np.uint16, torch.uint16),
-        (np.int32, torch.int32),
-        (np.int64, torch.int64),
-        (np.float16, torch.float16),
-        (ml_dtypes.bfloat16, torch.bfloat16),
-        (np.float32, torch.float32),
-        (np.float64, torch.float64),
-        (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn),
-        (ml_dtypes.float8_e5m2, torch.float8_e5m2),
-    )
-}
-NUMPY_DTYPE = {value: key for key, value in TORCH_DTYPE.items()}
-SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 F16, BF16, F32, F64 = cases.FLOATS
 by_float = pytest.mark.parametrize("dtype", cases.FLOATS, ids=str)
 by_target = pytest.mark.parametrize("target", cases.PYTORCH, ids=str)
-
-
-def to_torch(value):
-    """Turn arrays into tensors and dtypes into dtypes, inside tuples too; copy."""
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.array(value)  # keeps no reference; from_numpy needs a writable array
-        signed = torch.from_numpy(array.view(f"i{array.itemsize}"))
-        return signed.view(TORCH_DTYPE[array.dtype])
-    if isinstance(value, np.dtype | type):
-        return TORCH_DTYPE[np.dtype(value)]
-    return value
-
-
-def to_numpy(value):
-    """Turn tensors, or a tuple of them, into arrays."""
-    if isinstance(value, tuple):
-        return tuple(to_numpy(one) for one in value)
-    signed = value.detach().contiguous().view(SIGNED[value.element_size()]).numpy()
-    return signed.view(NUMPY_DTYPE[value.dtype])
 
 
 def pytorch(op, *args, **kwargs):

@@ -3,14 +3,14 @@
 import itertools
 import warnings
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 import torch.ao.quantization.observer as pytorch
 
 import npquant.modules as npq
-from cases import assert_same
+from cases import FLOATS, assert_same
+from tensors import to_torch
 
 torch.set_num_threads(1)
 
@@ -25,19 +25,7 @@ RANGES = [
     (np.uint8, None), (np.int8, None), (np.int16, None), (np.uint16, None), (np.int32, None),
     (np.int8, (-8, 7)), (np.int8, (-127, 127)), (np.uint8, (0, 15)), (np.uint8, (0, 100)),
 ]  # fmt: skip
-FLOATS = {
-    np.float16: torch.float16,
-    ml_dtypes.bfloat16: torch.bfloat16,
-    np.float32: torch.float32,
-    np.float64: torch.float64,
-}
 rng = np.random.default_rng
-
-
-def tensor(x):
-    if x.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
 
 
 def pair(name, dtype, bounds, qscheme, **options):
@@ -63,7 +51,7 @@ def observe(ours, theirs, arrays):
         warnings.simplefilter("ignore")  # both warn of infinities
         for x in arrays:
             assert ours(x) is x
-            theirs(tensor(x))
+            theirs(to_torch(x))
 
 
 def arrays(kind, shape, seed, dtype=np.float32):
@@ -120,7 +108,7 @@ def test_per_channel(name, kind):
             check(ours, theirs, f"{name} {kind} {dtype} {bounds} {qscheme} {axis}")
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "name",
     ["MinMaxObserver", "MovingAverageMinMaxObserver", "PerChannelMinMaxObserver",
