@@ -36,7 +36,7 @@ from npquant.dtypes import NARROW
 from npquant.formulas.base import formula
 from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
 from npquant.primitives import fma, item, like, rint, widen
-from twins import MEMORY, Noted, installed
+from twins import MEMORY, Noted, installed, ptx
 
 #: The last that one compiler of NVIDIA's compiles for, and one of those that another does.
 GENERATIONS = ((9, 0), (12, 0))
@@ -198,7 +198,7 @@ def launches():
 def opcodes(kernel, key, cc):
     """The PTX of a kernel, and how often each of its instructions is there."""
     with no_collection():
-        text = kernel.ptx(key, cc)
+        text = ptx(kernel, key, cc)
     body = text[text.index("\n{") :]
     found = re.findall(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.]*)\s[^;]*;", body, re.MULTILINE)
     return text, Counter(found)
@@ -319,7 +319,7 @@ def test_code_of_other_generations(cc, launches):
     for name in SOME:
         for kernel, key in launches[name][:2]:
             assert faults(name, kernel, key, cc) == {}, (kernel.name, key)
-            assert f".target sm_{cc[0]}{cc[1]}" in kernel.ptx(key, cc)
+            assert f".target sm_{cc[0]}{cc[1]}" in ptx(kernel, key, cc)
 
 
 def test_what_numba_makes_is_the_same_for_all(launches):
@@ -330,7 +330,7 @@ def test_what_numba_makes_is_the_same_for_all(launches):
         opcodes(kernel, key, first)  # made for it, unless it was for another one before
         texts = (
             opcodes(kernel, key, last)[0],
-            target.Kernel(kernel._make, kernel.name).ptx(key, last),
+            ptx(target.Kernel(kernel._make, kernel.name), key, last),
         )
         lines, others = (
             Counter(re.sub(r"_ZN\w+|_cudapy_smem_\d+|//.*", "", text).splitlines())
@@ -456,10 +456,10 @@ def test_exceptions_are_needed(launches):
     assert {*IN_FLOAT64, *FROM_FLOAT64, *THROUGH_FLOAT64} <= needed["float64"]
 
 
-def linked(ptx):
+def linked(text):
     """What NVIDIA's linker says of machine code for compute capability 9.0."""
     handle = nvjitlink.create(2, ["-arch=sm_90", "-verbose"])
-    text = ptx.encode()
+    text = text.encode()
     nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel.ptx")
     nvjitlink.complete(handle)
     said = bytearray(nvjitlink.get_info_log_size(handle))
@@ -489,7 +489,7 @@ def test_registers_of_the_widest_blocks(dtype):
         found[f"extremes by {width}"] = team.block, extremes.minmax.teams, (x, *team)
     assert max(threads for threads, *_ in found.values()) == (512 if x == double else 1024)
     for name, (threads, kernel, key) in found.items():
-        text = kernel.ptx(key, (9, 0))
+        text = ptx(kernel, key, (9, 0))
         assert re.findall(r"\.maxntid (\d+)", text) == [str(threads)] * (threads > 512), name
         said = linked(text)
         assert int(re.search(r"Used (\d+) registers", said)[1]) <= 2**16 // threads, name

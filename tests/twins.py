@@ -8,7 +8,7 @@ import ast
 import importlib
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,6 +231,25 @@ class Noted:
             return call(*args, **kwargs)
 
         return named
+
+
+_libraries = {}
+
+
+def ptx(kernel, key, cc):
+    """The PTX of one key of a kernel for a compute capability; no device is needed.
+
+    What Numba makes is the same for all, and is made once.
+    """
+    from numba.cuda import dispatcher
+
+    if (kernel, key) not in _libraries:
+        device = SimpleNamespace(compute_capability=cc)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dispatcher, "get_current_device", lambda: device)
+            made = kernel._library(*kernel._make(*key), key, cc)
+        _libraries[kernel, key] = made
+    return _libraries[kernel, key].get_asm_str(cc=cc)
 
 
 # --- arrays as a library gives them ---------------------------------------------------------------

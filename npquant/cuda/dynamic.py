@@ -86,9 +86,9 @@ class Dynamic:
         choose, team = self._choose, Team(*form)
         guess = next((g for g in self._guesses if g.of(x, scale)), _NO_GUESS)
         split, fill = guess.split, _fill(self._quantize, guess, team.width)
-        kind, number = kinds(x)
+        kind, number, shared = kinds(x)
         read, write = of_a_team(key, key, number, team), _write(fill, team)
-        shared, (highest, lowest) = getattr(types, np.dtype(number).name), ends(number)
+        highest, lowest = ends(number)
         threads, several = team.threads, team.rows
         room, values_of = threads * several, vectors(team.width, team.held).scratch
         place_in, three, nan = team.places(), 3 * several, np.float32(np.nan)

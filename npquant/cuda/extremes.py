@@ -28,10 +28,14 @@ AT_ONCE = 8
 BLOCK = 32 if SIMULATED else 128
 
 
-def kinds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The integers that keys are, and those that are compared: registers are of 32 bits."""
+def kinds(dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
+    """The integers that keys are, those that are compared, and these as the compiler has them.
+
+    Registers are of 32 bits.
+    """
     kind: Any = dtype.type if dtype.kind in "iu" else KEYS[dtype.itemsize]
-    return kind, kind if np.dtype(kind).itemsize >= 4 else np.int32
+    number: Any = kind if np.dtype(kind).itemsize >= 4 else np.int32
+    return kind, number, getattr(types, np.dtype(number).name)
 
 
 def ends(number: Any) -> tuple[Any, Any]:
@@ -242,8 +246,8 @@ class Extremes:
     def _make_runs(
         self, x: Any, width: int, single: bool, whole: bool
     ) -> tuple[Callable[..., None], Types]:
-        kind, number = kinds(x)
-        shared, begin_of = getattr(types, np.dtype(number).name), walked(single)[0]
+        kind, number, shared = kinds(x)
+        begin_of = walked(single)[0]
         extremes = of_a_run(self._low, self._high, number, width, THREADS, single)
 
         def kernel(
@@ -270,8 +274,8 @@ class Extremes:
         return kernel, (integer, RUNS, *[integer] * 3, pointer(x), to, to)
 
     def _make_teams(self, x: Any, *form: int) -> tuple[Callable[..., None], Types]:
-        team, (kind, number) = Team(*form), kinds(x)
-        shared, (highest, lowest) = getattr(types, np.dtype(number).name), ends(number)
+        team, (kind, number, shared) = Team(*form), kinds(x)
+        highest, lowest = ends(number)
         threads, several = team.threads, team.rows
         room, values_of = threads * several, vectors(team.width, team.held).scratch
         place_in = team.places()
@@ -296,8 +300,8 @@ class Extremes:
         self, x: Any, wide: int, batch: int, whole: bool
     ) -> tuple[Callable[..., None], Types]:
         low, high, load = self._low, self._high, vectors(1, batch).load
-        kind, number = kinds(x)
-        shared, room = getattr(types, np.dtype(number).name), LANES * wide
+        kind, number, shared = kinds(x)
+        room = LANES * wide
 
         def kernel(
             channels: Any, blocks: Any, pitch: Any, length: Any, parts: Any, span: Any, x: Any,
@@ -340,8 +344,7 @@ class Extremes:
 
 
 def _make_all_parts(x: Any) -> tuple[Callable[..., None], Types]:
-    kind, number = kinds(x)
-    shared = getattr(types, np.dtype(number).name)
+    kind, number, shared = kinds(x)
 
     def kernel(parts: Any, lows_of: Any, highs_of: Any, least: Any, greatest: Any) -> None:
         """A block for each channel."""

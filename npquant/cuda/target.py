@@ -56,7 +56,7 @@ try:
         else:
             import numba.cuda.np.arrayobj  # noqa: F401 (which asks for the name)
             from cuda.bindings import driver
-            from numba.cuda import dispatcher, libdevice  # noqa: F401 (for others)
+            from numba.cuda import libdevice  # noqa: F401 (for others)
             from numba.cuda.compiler import compile_cuda, kernel_fixup
             from numba.cuda.cudadrv.nvvm import set_launch_bounds
             from numba.cuda.extending import intrinsic, overload, register_model  # noqa: F401 (for others)
@@ -156,7 +156,6 @@ class Kernel:
     ) -> None:  # fmt: skip
         self.name, self._make, self._block = name, make, block
         self._entries: dict[Key, Any] = {}
-        self._libraries: dict[Key, Any] = {}
 
     def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], key: Key, on: Any) -> None:
         """Launch on a stream; `args` are pointers (in the simulator arrays), numbers and tuples."""
@@ -180,23 +179,6 @@ class Kernel:
         block = 0 if self._block is None else self._block(*key)
         bound = block if block > MANY else None
         return _library(renamed(function, self.name), signature, cc, bound)
-
-    def ptx(self, key: Key, cc: tuple[int, int]) -> str:
-        """The PTX of one key for a compute capability; no device is needed.
-
-        What Numba makes is the same for all, and is made once.
-        """
-        if key not in self._libraries:
-            function, signature = self._make(*key)
-            device = python_types.SimpleNamespace(compute_capability=cc)
-            before = dispatcher.get_current_device
-            dispatcher.get_current_device = lambda: device
-            try:
-                self._libraries[key] = self._library(function, signature, key, cc)
-            finally:
-                dispatcher.get_current_device = before
-        text: str = self._libraries[key].get_asm_str(cc=cc)
-        return text
 
 
 def _library(function: Any, signature: Types, cc: tuple[int, int], bound: int | None) -> Any:
