@@ -15,6 +15,7 @@ from npquant.checks.arrays import (
     host_array,
     itself_or_apart,
     native,
+    of_one_kind,
     output,
     output_and_mask,
     overlap,
@@ -23,7 +24,6 @@ from npquant.checks.arrays import (
     refuse_overlap,
     same,
     square_matrix,
-    together,
     writeable,
 )
 from npquant.checks.calls import (

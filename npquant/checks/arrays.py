@@ -102,11 +102,11 @@ def same(
         _apart(given, name, out)
     if other.shape != x.shape:
         raise ValueError(f"{name} must have the shape {x.shape}, got {other.shape}")
-    together(x, other, name, data)
+    of_one_kind(x, other, name, data)
     return other
 
 
-def together(x: Array, other: Array, name: str, data: str = "input") -> None:
+def of_one_kind(x: Array, other: Array, name: str, data: str = "input") -> None:
     """Refuse a spec among arrays and an array among specs; on a GPU, `other` is on x's stream."""
     if type(other) is not type(x):
         raise TypeError(f"{name} and {data} must be of one kind, got {_kind(other)} and {_kind(x)}")
@@ -139,7 +139,7 @@ def output(
         raise TypeError(f"out must have the dtype {dtype}, got {y.dtype}")
     if y.shape != x.shape:
         raise ValueError(f"out must have the shape {x.shape}, got {y.shape}")
-    together(x, y, "out", data)
+    of_one_kind(x, y, "out", data)
     if type(y) is not ArraySpec:
         writeable(y, "out")
     itself_or_apart(x, data, y, "out")

@@ -10,7 +10,7 @@ import numpy as np
 
 from npquant import arrays, dtypes
 from npquant.arrays import array, device_array
-from npquant.checks.arrays import floats, native, together
+from npquant.checks.arrays import floats, native, of_one_kind
 from npquant.checks.numbers import (
     BELOW,
     BEYOND,
@@ -38,12 +38,12 @@ def parameters(
     It comes back flat and contiguous.
     """
     if type(value) is ArraySpec:
-        together(x, value, name, data)  # but real qparams tell a spec nothing wrong
+        of_one_kind(x, value, name, data)  # but real qparams tell a spec nothing wrong
         p: Any = value
     else:
         p = value if type(value) is np.ndarray else array_of_numbers(value, name)
         if type(p) is not np.ndarray or not isinstance(x, ARRAYS):
-            together(x, p, name, data)
+            of_one_kind(x, p, name, data)
     if p.dtype not in FLOATS:
         p = native(p, name, REALS)
     if p.shape not in shapes:

@@ -149,7 +149,7 @@ def _fma(a, b, c):
 
 @teach(p.at)
 def _at(p, c):
-    several = types.Array, types.CPointer  # a pointer where a GPU's kernel is tested on the CPU
+    several = types.Array, types.CPointer  # a pointer in a GPU's kernel
     return element(p, c) if isinstance(p, several) else first(p, c)
 
 

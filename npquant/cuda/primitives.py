@@ -21,9 +21,8 @@ from npquant.formulas.base import formula
 register_model(Storage)(StorageModel)
 
 _REPLACED = {
-    p.rint, p.trunc, p.floor, p.sqrt, p.near_reciprocal, p.larger_number,
-    p.smaller_number, p.from_one, p.at, p.masked, p.narrowed, p.rounded_code,
-    p.shifted, p.store,
+    p.rint, p.trunc, p.floor, p.sqrt, p.near_reciprocal, p.larger_number, p.smaller_number,
+    p.from_one, p.masked, p.narrowed, p.rounded_code, p.shifted, p.store,
 }  # fmt: skip
 
 for _primitive, _implementation in TAUGHT:
@@ -137,13 +136,6 @@ def _store(y, i, v):
     if not isinstance(y, types.NoneType) and y.dtype == BFLOAT16 != v:
         return lambda y, i, v: p.store(y, i, p.like(v, p.item(y)))
     return _stored(y, i, v)
-
-
-@overload(p.at)
-def _at(p, c):
-    if isinstance(p, types.CPointer):
-        return lambda p, c: p[c]
-    return lambda p, c: p
 
 
 @overload(p.shifted)

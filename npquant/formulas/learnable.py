@@ -25,7 +25,7 @@ NEXT = np.float32(2.0**-24 * (1 + 2.0**-23))
 
 
 @formula
-def inside(z: Any, lo: Any, hi: Any) -> Any:
+def back_inside(z: Any, lo: Any, hi: Any) -> Any:
     """`z`, clamped in float32: where a bound is rounded to one beyond it, the one next to that."""
     back = fma(z, NEXT if (z > hi) == (z < np.float32(0)) else -NEXT, z)
     return back if z > hi or z < lo else z
@@ -35,7 +35,7 @@ def inside(z: Any, lo: Any, hi: Any) -> Any:
 def nearest(zero_point: Any, lo: Any, hi: Any) -> Any:
     """A learned zero point in float32: rounded to the nearest, clamped to the bounds."""
     z = rint(np.float32(widen(floating(zero_point))))
-    return inside(clamp(z, np.float32(lo), np.float32(hi)), lo, hi)
+    return back_inside(clamp(z, np.float32(lo), np.float32(hi)), lo, hi)
 
 
 @formula
@@ -65,7 +65,7 @@ def slopes_truncated(x: Any, scale: Any, zero_point: Any, constants: Any, y: Any
     """What PyTorch's per-tensor backward uses instead: trunc(zero_point + 1/2)."""
     lo, hi, _ = constants
     s, z = np.float32(widen(scale)), np.float32(widen(zero_point)) + np.float32(0.5)
-    z = inside(trunc(clamp(z, np.float32(lo), np.float32(hi))), lo, hi)
+    z = back_inside(trunc(clamp(z, np.float32(lo), np.float32(hi))), lo, hi)
     return np.float32(1) / s, s, like(z, lo)
 
 

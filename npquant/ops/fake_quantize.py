@@ -1043,7 +1043,7 @@ def _decomposed(
 def _masked(grad: Any, mask: Any, out: Any) -> Array:
     g, m = checks.real(grad, "grad", out), checks.array(mask, "mask")
     if type(g) is not type(m):
-        checks.together(g, m, "mask", "grad")
+        checks.of_one_kind(g, m, "mask", "grad")
     if m.dtype != dtypes.bool_:
         raise TypeError(f"mask must have the dtype bool, got {m.dtype}")
     if g.shape != m.shape:

@@ -359,7 +359,7 @@ def _state(
     """An array that is updated in place."""
     p = checks.place(value, name)
     if type(p) is ArraySpec or on_device(p) or on_device(x):
-        checks.together(x, p, name)
+        checks.of_one_kind(x, p, name)
     if p.dtype not in allowed:
         raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {p.dtype}")
     if p.shape not in shapes:
