@@ -94,18 +94,12 @@ def layouts(n: int) -> dict[str, Layout]:
 #: Which of them an op is measured in, by what it says of itself in the CPU's table.
 _KINDS = {
     "tensor": ("per tensor",),
-    "axis": ("per channel, first axis", "per channel, middle axis", "per channel, last axis"),
+    "channel": ("per channel, first axis", "per channel, middle axis", "per channel, last axis"),
     "token": ("per token", "tokens of 512"),
     "group": ("groups of 32", "groups of 128"),
 }
 #: It is given one range a channel, and no data.
 _NO_DATA = ("determine_qparams",)
-
-
-def _kind(layout: Layout) -> str:
-    if layout.axis:
-        return "axis"
-    return "group" if layout.group else "token" if layout.scales else "tensor"
 
 
 def table(n: int) -> Iterator[tuple[str, Case]]:
@@ -114,7 +108,7 @@ def table(n: int) -> Iterator[tuple[str, Case]]:
     for case in cases.CASES.values():
         usual = case.dtype.split(" -> ")[0] in ("float32", "int8") and not case.layout.wide
         other = case.dtype in ("float16", "bfloat16") and not case.layout.scales
-        key = case.op, case.dtype, _kind(case.layout)
+        key = case.op, case.dtype, case.layout.grain
         if case.op in _NO_DATA or key in seen or not (usual or other):
             continue
         if case.op in cases.GRAINED and case.layout.scales:

@@ -258,9 +258,9 @@ FAMILIES = {
     "fake quantize": ("fake_quantize_per", "_affine"),
     "with mask": ("fake_quantize_per", "_cachemask"),
     "learnable": ("fake_quantize_learnable", "_affine"),
-    "its backward": ("fake_quantize_learnable", "_backward"),
+    "learnable backward": ("fake_quantize_learnable", "_backward"),
     "AdaRound": ("adaround_soft", "soft"),
-    "its backward ": ("adaround_soft", "_backward"),
+    "AdaRound backward": ("adaround_soft", "_backward"),
 }
 
 

@@ -99,11 +99,7 @@ def _adam(rule: Callable[..., Any]) -> Update:
     return Update(segment, rule.__name__)
 
 
-#: Numbers: lr, weight_decay. Without a decay its product would turn an infinite value into NaN.
+#: What numbers and arrays they take, npquant.formulas.optim says.
 sgd, sgd_decayed = _sgd(f.undecayed), _sgd(f.decayed)
-#: Numbers: lr, weight_decay, momentum. Arrays: the parameter and its buffer, -0.0 to begin with.
 sgd_momentum, sgd_momentum_decayed = _sgd_momentum(f.undecayed), _sgd_momentum(f.decayed)
-#: Numbers: 1 - beta1, beta2, 1 - beta2, -lr / (1 - beta1**t), sqrt(1 - beta2**t), eps, and 0, the
-#: decay, or what is kept. Arrays: the parameter and the means of its gradients and of their
-#: squares, 0 to begin with.
 adam, adam_decayed, adamw = map(_adam, (f.adam, f.adam_decayed, f.adamw))

@@ -56,7 +56,7 @@ from npquant.cpu.strided import key as key_of
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, array_types, threads
 from npquant.cpu.walk import contiguous, plain, readable
 from npquant.dtypes import DType, float32, float64
-from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor
+from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor, whole
 from npquant.primitives import each, store
 
 Array = np.ndarray[Any, Any]
@@ -231,8 +231,8 @@ class Gradients:
         tiles = -(-(x.size // channels) // TILE)
         dtypes = grad_scale.dtype, grad_zero_point.dtype
         sums, into = NO_SUMS, (grad_scale, grad_zero_point)  # type: Any, Any
-        whole = tiles == 1 and way.lines == scales and dtypes == (float32, float32)
-        if not whole:
+        single = tiles == 1 and way.lines == scales and dtypes == (float32, float32)
+        if not single:
             sums, into = np.empty((2, channels, tiles)), NO_ROOM
         s, z = way.in_memory(scale, scales), way.in_memory(zero_point, scales)
         g, u, v = way.seen(grad), way.seen(x), way.seen(y)
@@ -242,12 +242,12 @@ class Gradients:
             views, some, length = way.told
             lines, count = way.lines, x.size // way.lines
             args = (views, some, length, lines, count, g, u, s, z, *constants, v,
-                    sums if whole else sums.reshape(2, lines, -1), *into)  # fmt: skip
+                    sums if single else sums.reshape(2, lines, -1), *into)  # fmt: skip
             key = (x.dtype, scale.dtype, zero_point.dtype, code)
             short = count <= SHORT_APART and count % LANES == 0
             kernel = self._short_apart if short else self._apart
             kernel(-(-lines // some) * -(-count // length), x.size, args, key)
-        if whole:
+        if single:
             if way.turned:  # NumPy copies what overlaps
                 way.put(into, grad_scale, grad_zero_point)
             return
@@ -454,16 +454,16 @@ class Total:
         if n <= TILE:
             self._kernel.serial[key](0, 1, 0, n, tuple(map(contiguous, inputs)), number, sums)
             return float(sums.item())
-        whole = Granularity(1, n, None)
+        one = whole(n)
         if all(map(plain, inputs)):
             self._kernel(sums.size, n, (0, n, tuple(inputs), number, sums), key)
-        elif not all(map(readable, inputs)) and (boxes := views_in_boxes(whole, inputs, TILE)):
+        elif not all(map(readable, inputs)) and (boxes := views_in_boxes(one, inputs, TILE)):
             views, some, length, count, arrays = boxes
             lines = n // count
             args = views, some, length, lines, count, tuple(arrays), number, sums
             self._apart(-(-lines // some) * -(-count // length), n, args, key)
         else:
-            for _, _, tiles, x in channel_pieces(whole, inputs, (), TILE, ordered=True, pairs=True):
+            for _, _, tiles, x in channel_pieces(one, inputs, (), TILE, ordered=True, pairs=True):
                 size, part = x[0].size, sums[tiles]
                 key = tuple(map(key_of, x))
                 self._kernel(part.size, size, (0, size, tuple(x), number, part), key)

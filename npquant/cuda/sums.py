@@ -20,7 +20,7 @@ from npquant.cuda.reduce import RUNS, Shape, divided
 from npquant.cuda.target import COUNT, SIMULATED, THREADS, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import moved
 from npquant.cuda.walk import pieces
-from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor
+from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor, whole
 from npquant.primitives import store
 
 #: Bytes of a channel from which on a team is slower than lanes, and its elements from which on they
@@ -315,7 +315,7 @@ class Total:
         total = x[0].new((), np.float64)
         sums, _ = _partial_sums(x[0], 1, 1, tiles)
         if n:
-            for layout, flat in pieces(Granularity(1, n, None), x, (), ordered=True):
+            for layout, flat in pieces(whole(n), x, (), ordered=True):
                 width = Shape.of(layout, n).width(*flat)
                 args = (n, tuple([a.argument() for a in flat]), number, sums.argument())
                 key = (width, *[a.dtype for a in x])

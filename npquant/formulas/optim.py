@@ -12,6 +12,14 @@ from npquant.primitives import fma, like, sqrt
 #
 # PyTorch's single-tensor rules: what each of its kernels rounds, and where it fuses a product with
 # a sum.
+#
+# A step is told numbers, and updates arrays, of which the first is the parameter:
+#
+# sgd           lr, weight_decay; without a decay, its product would turn an infinite value into NaN
+# sgd_momentum  the same and momentum; its buffer, -0.0 to begin with
+# adam          1 - beta1, beta2, 1 - beta2, -lr / (1 - beta1**t), sqrt(1 - beta2**t), eps, and 0,
+#               the decay, or what is kept; the means of its gradients and of their squares, 0 to
+#               begin with
 
 
 @formula

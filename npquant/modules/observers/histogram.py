@@ -11,7 +11,7 @@ import numpy as np
 from npquant import checks, dtypes
 from npquant.cpu.histogram import clip_linear, respread
 from npquant.errors import show
-from npquant.layout import Granularity
+from npquant.layout import Granularity, whole
 from npquant.modules.module import Array, Kinds, check_shape, key_of
 from npquant.modules.observers.base import (
     EPS,
@@ -161,7 +161,7 @@ class HistogramObserver(Observer):
     def _respread(self, low: Array, high: Array) -> Array:
         """The histogram so far over a wider range."""
         if self.min_val == self.max_val:
-            one = self._counted(Granularity(1, 1, None), self.min_val.reshape(1), low, high)
+            one = self._counted(whole(1), self.min_val.reshape(1), low, high)
             new: Array = one * self.histogram.sum()
             return new
         new = np.zeros(self.bins, FLOAT)
