@@ -1,8 +1,8 @@
 """Which backend an array belongs to.
 
-Every backend has the names of `npquant.cpu`, with the same signatures. (Searches of histograms and
-sums of metrics are NumPy's alone, and are imported from their files.) Kernels trust their
-arguments: the ops have checked, laid out and allocated before.
+Every backend has the names of `npquant.cpu`, with the same signatures, and CUDA's has `inverse`
+besides. (Searches of histograms and sums of metrics are NumPy's alone, and are imported from their
+files.) Kernels trust their arguments: the ops have checked, laid out and allocated before.
 """
 
 from __future__ import annotations

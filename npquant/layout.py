@@ -1,18 +1,9 @@
 """Granularities: every one of them is the array seen as (outer, channels, inner).
 
-One scale and one zero point belong to each channel:
-
-===================  ======================  ====================  =====================
-granularity          outer                   channels              inner
-===================  ======================  ====================  =====================
-per tensor           1                       1                     n
-per channel, axis a  product of shape[:a]    shape[a]              product of shape[a+1:]
-per token            1                       product of shape[:-1]  shape[-1]
-per channel group    1                       n / group_size        group_size
-===================  ======================  ====================  =====================
+One scale and one zero point belong to each channel; docs/architecture.md has a table of them.
 
 A dense array whose axes are permuted in memory (channels-last, Fortran order) is processed as it
-lies: the same table, applied to its axes in memory order. `Granularity` says what belongs
+lies: the same, of its axes in memory order. `Granularity` says what belongs
 together; `Granularity.layout` gives (channels, inner) for an order of the axes, and
 `Granularity.spans` what becomes of runs that it tears apart.
 """

@@ -1,7 +1,8 @@
-"""Arguments: what is allowed, in one place, and the words of every error.
+"""Arguments: what more than one op asks of them, and the words for what is not allowed.
 
-Wrong kinds and dtypes are TypeErrors, wrong values and shapes are ValueErrors. Each names the
-argument, what it was and what is allowed. All checks of a call come before anything is written.
+What one op, module or optimizer alone asks stands there. Wrong kinds and dtypes are TypeErrors,
+wrong values and shapes are ValueErrors. Each names the argument, what it was and what is allowed.
+All checks of a call come before anything is written.
 """
 
 from npquant.arrays import array
