@@ -244,6 +244,7 @@ def squared_error(counts, edge, least, greatest, scale, quant_min, quant_max, ze
 def divergences(sizes, levels):
     """Return {bins kept: KL(P || Q)} of magnitudes, both distributions written out."""
     top = int(np.flatnonzero(sizes)[-1]) + 1
+    sizes = np.concatenate([np.sort(sizes[:2])[:1], sizes[1:]]) if top > 1 else sizes
     found = {}
     for kept in range(levels, top + 1):
         inside = sizes[:kept].astype(F64)

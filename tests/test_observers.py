@@ -441,6 +441,59 @@ def test_entropy_far_from_zero(qscheme, kind, count):
     assert np.ptp(np.clip(x, low, high)) > np.ptp(x) / 4
 
 
+@pytest.mark.parametrize("qscheme", EntropyObserver._schemes[:2])
+@pytest.mark.parametrize(("threshold", "count"), [(0, 100_000), (1.3, 1_000_000)])
+def test_entropy_of_zeros(threshold, count, qscheme):
+    """Exact zeros, as of a ReLU, lose nothing in any range, so they shrink none."""
+    x = np.maximum(rng(0).normal(size=count) - threshold, 0).astype(np.float32)
+    found = {}
+    for kind in (EntropyObserver, MSEObserver):
+        observer = kind(qscheme=qscheme)
+        observer(x)
+        scale, z = observer.calculate_qparams()
+        found[kind] = nq.metrics.sqnr(x, nq.fake_quantize_per_tensor_affine(x, scale, z, 0, 255))
+        assert np.mean(x[x > 0] > (255 - z) * scale) < 0.01
+    assert found[EntropyObserver] > found[MSEObserver] - 3
+    observer = EntropyObserver(1024, dtype=ml_dtypes.int4, qscheme=qscheme)
+    observer(x)
+    assert observer.histogram[512] >= np.sum(x == 0)
+
+
+#: Counts of magnitudes, of which the first bin is what is in question.
+FIRST_BINS = {
+    "zeros": [9000, 300, 290, 270, 250, 240, 200, 190, 170, 150, 120, 90, 60, 30, 9, 3],
+    "few in the first": [3, 900, 290, 270, 250, 240, 200, 190, 170, 150, 120, 90, 60, 30, 9, 3],
+    "an empty neighbour": [9000, 0, 0, 270, 250, 240, 200, 190, 170, 150, 120, 90, 60, 30, 9, 3],
+    "one beside zeros": [9000, *[0] * 14, 1],
+}
+
+
+@pytest.mark.parametrize("side", [-1, 0, 1])
+@pytest.mark.parametrize("counts", FIRST_BINS.values(), ids=FIRST_BINS)
+def test_entropy_of_the_first_bin(counts, side):
+    """It counts as its neighbour does where that is less, and is never made larger."""
+    magnitudes = np.repeat((np.arange(16) + 0.5) / 16, counts).astype(np.float32)
+    x = magnitudes * np.resize([1, -1], magnitudes.size) if side == 0 else magnitudes * side
+    x = x.astype(np.float32)
+    observer = EntropyObserver(32, dtype=ml_dtypes.int2, qscheme="per_tensor_affine")
+    observer(x)
+    found = oracle.divergences(np.array(counts), 4 if side else 2)
+    low, high = observer._range()
+    kept = 16 * max(-low[0], high[0])
+    kept = max(found) if kept > 15 else round(kept)
+    assert found[kept] <= min(found.values()) + 1e-12  # as above
+
+
+@pytest.mark.parametrize("qscheme", EntropyObserver._schemes[:2])
+@pytest.mark.parametrize("bounds", [(0, 255), (0, 1)])
+@pytest.mark.parametrize("x", [[0, 0, 0], [0, 1e-38, 3e-38]], ids=str)
+def test_entropy_where_only_the_first_bin_holds_anything(qscheme, bounds, x):
+    x = np.array(x, np.float32)
+    observer = EntropyObserver(qscheme=qscheme, **bounds_of(bounds))
+    observer(x)
+    assert observer._range()[1][0] == x.max()
+
+
 def test_entropy_of_bins_as_they_are():
     """Nothing is lost by clipping nothing when each bin has a code."""
     observer = EntropyObserver(64, dtype=ml_dtypes.int4, qscheme="per_tensor_symmetric")

@@ -306,6 +306,8 @@ def _least_divergence(half: Any, levels: Any, rooms: Any) -> Any:
     top = half
     while top > 0 and sizes[top - 1] == 0:
         top -= 1
+    if top > 1:  # zeros, which any range keeps exactly, must not stand for their whole bin
+        sizes[0] = min(sizes[0], sizes[1])
     below[0] = filled[0] = 0
     entropy[0] = 0.0
     for i in range(top):

@@ -373,8 +373,9 @@ class EntropyObserver(_CountingObserver):
     what lies beyond the range added to its last bin; Q is the histogram quantized: the bins of a
     code share the counts within the range evenly, those that hold something. The range of least
     KL(P || Q) is chosen, of equal sums the widest, among those that clip nothing or keep at least
-    half of the values, in more than one bin. Each sign has half of the codes, unless the scheme is
-    affine and all values lie on one side of zero.
+    half of the values, in more than one bin. The bin next to zero counts as no more than its
+    neighbour. Each sign has half of the codes, unless the scheme is affine and all values lie on
+    one side of zero.
 
     Parameters
     ----------
@@ -430,10 +431,13 @@ class EntropyObserver(_CountingObserver):
     PyTorch has no such observer. The method is TensorRT's: Migacz, "8-bit Inference with TensorRT",
     GPU Technology Conference 2017, but for the condition on what is kept: a single bin loses
     nothing, and so the first one of data that lie apart from zero would be chosen. The bins are
-    divided among the codes as evenly as can be. Where what lies beyond comes to a code that has
-    nothing else, Q is 0 and the divergence infinite: 2**-1022 of a value stands for it, or a single
-    one far out would decide the range. It needs many values: of a few hundred, the shape of the
-    histogram says little. Infinities are left out, with a warning.
+    divided among the codes as evenly as can be. What is exactly zero, as half of a ReLU's values
+    are, would be spread in Q over all bins of the first code, for which only narrow ranges make up,
+    and yet no range loses anything of it: so the counts beside it say how full its bin is, as in
+    NVIDIA's pytorch-quantization; `histogram` keeps what was seen. Where what lies beyond comes to
+    a code that has nothing else, Q is 0 and the divergence infinite: 2**-1022 of a value stands for
+    it, or a single one far out would decide the range. It needs many values, zeros not counted: of
+    a few hundred, the shape of the histogram says little. Infinities are left out, with a warning.
 
     `calculate_qparams` searches anew at each call, channel by channel, which takes seconds of
     thousands of channels, and much longer of codes of 16 bits: keep what it gives.
