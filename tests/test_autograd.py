@@ -391,6 +391,37 @@ def test_learnable_gradients_have_the_dtypes_of_their_arrays(dtype):
     assert_same(tuple(grads), (np.array([1, 1, 0], dtype), np.array([6.75], F32), np.array([-1.0])))
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("kind", [int, list, *(np.dtype(t) for t in ("i1", ">i4", "i8", "u4"))])
+@pytest.mark.parametrize("name", LEARNABLE)
+def test_integer_zero_points_are_learnable_ones_without_a_gradient(name, kind, traced):
+    """As choose_qparams has them, in a backward and on a tape as in the op alone."""
+    given = arguments(name, (6, 8))
+    shape, one = np.shape(given["zero_point"]), "tensor" in name
+    if (kind is int and not one) or (kind is list and one):
+        pytest.skip("which the op alone refuses")
+    z = np.full(shape, 2, "i8" if kind in (int, list) else kind)
+    z = 2 if kind is int else z.tolist() if kind is list else z
+    integer, real = given | {"zero_point": z}, given | {"zero_point": np.full(shape, 2, F32)}
+    op, backward = getattr(nq, name), getattr(nq, f"{name}_backward")
+    grad = np.random.default_rng(1).normal(size=(6, 8)).astype(F32)
+    assert_same(backward(grad, **integer), backward(grad, **real))
+    sources = [given["input"], given["scale"]] if traced else [given["input"]]
+    y, grads = on_tape(op, **integer, sources=sources, grad=grad)
+    assert_same(y, op(**integer))
+    assert_same(tuple(grads), backward(grad, **real)[: len(sources)])
+
+
+def test_integer_zero_points_are_rounded_to_float32_once():
+    """As in the op alone: this one lies just above the middle of two float32."""
+    x, s, z = np.array([-1.0, 1e17], F32), np.ones(1, F32), 2**60 + 2**36 + 1
+    backward, bounds = nq.fake_quantize_learnable_per_tensor_affine_backward, (-(2**62), 2**61)
+    expected = backward(x, x, s, np.array([2**60 + 2**37], F32), *bounds)
+    for zero in (z, np.array([z])):
+        assert_same(backward(x, x, s, zero, *bounds), expected)
+    assert_same(backward(x, x, s, 2**63, *bounds), backward(x, x, s, 2.0**63, *bounds))
+
+
 def test_learnable_gradients_of_a_vector_and_of_nothing():
     """Departure D6, where PyTorch's autograd fails, or takes parameters for their gradients."""
     op = nq.fake_quantize_learnable_per_channel_affine
@@ -460,8 +491,8 @@ def test_gradient_of_the_regularizer_of_a_loss_that_overflowed(V_dtype, grad):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"zero_point": 0}, TypeError, "zero_point must have a dtype among"),
-        ({"zero_point": np.zeros(1, np.int32)}, TypeError, "zero_point must have a dtype among"),
+        ({"zero_point": np.zeros(1, bool)}, TypeError, "zero_point must have a dtype among"),
+        ({"scale": np.ones(1, np.int32)}, TypeError, "scale must have a dtype among"),
         ({"quant_min": 1, "quant_max": 15}, ValueError, "quant_min"),
         ({"zero_point_rounding": "nearst"}, ValueError, "zero_point_rounding must be"),
     ],

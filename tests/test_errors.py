@@ -135,10 +135,12 @@ SCALES_FLOAT32 = SCALES + elements(np.float64, too_small=1e-60, too_large=1e60)
 NO_NAN = elements(F32, nan=np.nan)
 #: Numbers stand for float32 parameters here, so a number has the wrong shape only.
 LEARNED = [row for row in QPARAMS if row.label != "too_large_for_any_dtype"] + INTEGERS
+LEARNED_ZERO = [row for row in LEARNED if row not in INTEGERS]
 ONE_LEARNED = [row for row in LEARNED if row.label not in ("one_for_all", "a_number")]
 ONE_LEARNED = [row for row in ONE_LEARNED if row.label != "one_too_few"] + values(
     none_at_all=np.ones(0, F32)
 )
+ONE_LEARNED_ZERO = [row for row in ONE_LEARNED if row not in INTEGERS]
 STATES = [row for row in NO_ARRAY if row.label != "text_array"] + COMPLEX + BOOL
 STATES += [
     Wrong("other_dtype", TypeError, lambda p: p.astype(np.float16)),
@@ -247,9 +249,9 @@ def zero_point_table(name):
     if "learnable" in name:
         if name in PER_TENSOR:
             if "backward" in name:
-                return ONE_LEARNED + NO_NAN
+                return ONE_LEARNED_ZERO + NO_NAN
             return NUMBER + values(nan=np.nan)
-        return (LEARNED if "backward" in name else QPARAMS) + NO_NAN
+        return (LEARNED_ZERO if "backward" in name else QPARAMS) + NO_NAN
     if name.endswith("tensor_qparams"):
         return FINITE + values(beyond_int32=2.0**31, below_int32=-(2**31) - 1)
     if name in PER_TENSOR:

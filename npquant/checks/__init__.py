@@ -89,6 +89,7 @@ from npquant.checks.qparams import (
     learned,
     learned_numbers,
     learned_qparams,
+    learned_zero_point,
     no_nan,
     parameters,
     scales,

@@ -10,11 +10,12 @@ import numpy as np
 
 from npquant import arrays, dtypes
 from npquant.arrays import array, device_array
-from npquant.checks.arrays import floats, native, of_one_kind
+from npquant.checks.arrays import floats, native, of_one_kind, real
 from npquant.checks.numbers import (
     BELOW,
     BEYOND,
     ONE,
+    number,
     scale_float32,
     scale_in,
     single_number,
@@ -292,6 +293,17 @@ def learned(value: Any, name: str) -> Array:
         kind = dtypes.float64 if type(value) is np.float64 else dtypes.float32
         value = arrays.cast(np.array([value], dtypes.float64), kind)
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
+
+
+def learned_zero_point(value: Any, name: str = "zero_point") -> Array:
+    """The same of a zero point, which the forward takes in integers too: a float32 of them."""
+    if type(value) is int or isinstance(value, np.integer):
+        whole = -(2**63) <= value < 2**63
+        value = np.array([value], np.int64) if whole else number(value, name)
+    if isinstance(value, (float, np.float32, np.float64)):
+        return learned(value, name)
+    z = real(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
+    return arrays.cast(z, dtypes.float32) if z.dtype in INTEGERS else z
 
 
 #: The least number that rounds to a positive float32, and the greatest that does to a finite one.

@@ -52,7 +52,8 @@ def fake_quantize_learnable_per_tensor_affine(
         Distance between the values of neighbouring codes, in the units of the data. Positive and
         finite in float32.
     zero_point : float or array of shape (1,) or ()
-        Code that stands for 0.0, as learned: fractional, and anything but NaN.
+        Code that stands for 0.0, as learned: fractional, and anything but NaN. A floating dtype or
+        integers.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
     grad_factor : float, default 1.0
@@ -142,7 +143,8 @@ def fake_quantize_learnable_per_tensor_affine_backward(
         finite in float32; a floating dtype. A number is taken for float32 of shape (1,),
         an ``np.float64`` for float64.
     zero_point : float or array of shape (1,) or ()
-        Code that stands for 0.0, as learned: fractional, and anything but NaN; a floating dtype.
+        Code that stands for 0.0, as learned: fractional, and anything but NaN. A floating dtype, or
+        integers, whose gradient is float32.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
     grad_factor : float, default 1.0
@@ -159,7 +161,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     grad_scale : ndarray or ArraySpec
         Gradient of `scale`, of its shape and dtype.
     grad_zero_point : ndarray or ArraySpec
-        Gradient of `zero_point`, of its shape and dtype.
+        Gradient of `zero_point`, of its shape and dtype; float32 of integers.
 
     Raises
     ------
@@ -247,7 +249,7 @@ def fake_quantize_learnable_per_channel_affine(
         of the C indices of `axis`. Positive and finite in float32.
     zero_point : array_like of shape (C,)
         Codes that stand for 0.0: one for each of the C indices of `axis`. As learned: fractional,
-        and anything but NaN.
+        and anything but NaN. A floating dtype or integers.
     axis : int
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
@@ -340,7 +342,7 @@ def fake_quantize_learnable_per_channel_affine_backward(
         of the C indices of `axis`. Positive and finite in float32; a floating dtype.
     zero_point : array_like of shape (C,)
         Codes that stand for 0.0: one for each of the C indices of `axis`. As learned: fractional,
-        and anything but NaN; a floating dtype.
+        and anything but NaN. A floating dtype, or integers, whose gradient is float32.
     axis : int
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
@@ -359,7 +361,7 @@ def fake_quantize_learnable_per_channel_affine_backward(
     grad_scale : ndarray or ArraySpec
         Gradient of `scale`, of its shape and dtype.
     grad_zero_point : ndarray or ArraySpec
-        Gradient of `zero_point`, of its shape and dtype.
+        Gradient of `zero_point`, of its shape and dtype; float32 of integers.
 
     Raises
     ------
@@ -448,7 +450,7 @@ def fake_quantize_learnable_per_token_affine(
         row along the last axis. Positive and finite in float32.
     zero_point : array_like of shape (..., 1), or flat
         Codes that stand for 0.0: one for each row along the last axis. As learned: fractional, and
-        anything but NaN.
+        anything but NaN. A floating dtype or integers.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
     grad_factor : float, default 1.0
@@ -536,7 +538,7 @@ def fake_quantize_learnable_per_token_affine_backward(
         row along the last axis. Positive and finite in float32; a floating dtype.
     zero_point : array_like of shape (..., 1), or flat
         Codes that stand for 0.0: one for each row along the last axis. As learned: fractional, and
-        anything but NaN; a floating dtype.
+        anything but NaN. A floating dtype, or integers, whose gradient is float32.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
     grad_factor : float, default 1.0
@@ -553,7 +555,7 @@ def fake_quantize_learnable_per_token_affine_backward(
     grad_scale : ndarray or ArraySpec
         Gradient of `scale`, of its shape and dtype.
     grad_zero_point : ndarray or ArraySpec
-        Gradient of `zero_point`, of its shape and dtype.
+        Gradient of `zero_point`, of its shape and dtype; float32 of integers.
 
     Raises
     ------
@@ -641,7 +643,7 @@ def fake_quantize_learnable_per_channel_group_affine(
         group of a row. Positive and finite in float32.
     zero_point : array_like of shape (..., columns / group_size), or flat
         Codes that stand for 0.0: one for each group of a row. As learned: fractional, and anything
-        but NaN.
+        but NaN. A floating dtype or integers.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
     group_size : int, default 128
@@ -733,7 +735,7 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
         group of a row. Positive and finite in float32; a floating dtype.
     zero_point : array_like of shape (..., columns / group_size), or flat
         Codes that stand for 0.0: one for each group of a row. As learned: fractional, and anything
-        but NaN; a floating dtype.
+        but NaN. A floating dtype, or integers, whose gradient is float32.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
     group_size : int, default 128
@@ -753,7 +755,7 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
     grad_scale : ndarray or ArraySpec
         Gradient of `scale`, of its shape and dtype.
     grad_zero_point : ndarray or ArraySpec
-        Gradient of `zero_point`, of its shape and dtype.
+        Gradient of `zero_point`, of its shape and dtype; float32 of integers.
 
     Raises
     ------
@@ -899,7 +901,7 @@ def _backward(
     if done is not None:
         return done
     g = checks.same(grad, "grad", x)
-    u, v = checks.learned(scale, "scale"), checks.learned(zero_point, "zero_point")
+    u, v = checks.learned(scale, "scale"), checks.learned_zero_point(zero_point)
     if not isinstance(x, (np.ndarray, ArraySpec)):
         for name, p in (("scale", u), ("zero_point", v)):
             if p.dtype not in dtypes.SINGLE_AND_DOUBLE:
