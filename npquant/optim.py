@@ -191,7 +191,8 @@ class _Optimizer(ABC):
         Parameters
         ----------
         state_dict : dict
-            Result of `state_dict` of an optimizer with parameters of the same shapes and dtypes.
+            Result of `state_dict` of an optimizer with parameters of the same shapes and dtypes. A
+            number of steps may be an array of one element, as files give it back, or a whole float.
 
         Raises
         ------
@@ -259,10 +260,7 @@ class _Optimizer(ABC):
         parts = _part(entry, name, self._keys())
         found: dict[str, Any] = {}
         for key in steps:
-            # What is none is not asked for one.
-            if type(parts[key]) is not int and not isinstance(parts[key], np.integer):
-                raise ValueError(f"{name}[{key!r}] must be an integer, got {seen(parts[key])}")
-            found[key] = checks.within(parts[key], f"{name}[{key!r}]", 1, 2**63 - 1)
+            found[key] = _steps(parts[key], f"{name}[{key!r}]")
         for key in self._arrays:
             if not is_array(parts[key]):
                 raise ValueError(f"{name}[{key!r}] must be an array, got {seen(parts[key])}")
@@ -540,6 +538,22 @@ def _of_numbers(name: str, value: Any) -> None:
     for v in value if type(value) in (list, tuple) else (value,):
         if not isinstance(v, (int, float, np.number, np.bool_)):
             raise ValueError(f"{name} must be a number, or a pair of numbers, got {seen(value)}")
+
+
+def _steps(value: Any, name: str) -> int:
+    """A number of steps, as files give it back: in an array of NumPy, or as PyTorch's float."""
+    n = value
+    # What is none is not asked for one.
+    if type(n) is np.ndarray and n.size == 1 and n.dtype.kind in "iuf":
+        n = n.reshape(())[()]
+    if isinstance(n, (np.integer, np.floating)) and not isinstance(n, np.timedelta64):
+        n = n.item()
+    if type(n) is float and n.is_integer():
+        n = int(n)
+    if type(n) is not int:
+        got = show(value) if type(value) is np.ndarray else seen(value)
+        raise ValueError(f"{name} must be an integer, got {got}")
+    return checks.within(n, name, 1, 2**63 - 1)
 
 
 def _copied(entry: dict[str, Any], copied: Callable[[Array], Array] = copy) -> dict[str, Any]:

@@ -297,9 +297,34 @@ def test_a_number_of_steps_of_numpy():
         optimizer.load_state_dict(changed(state, "state", 1, "step", to=step))
         assert optimizer.state_dict()["state"][1]["step"] == 3
         assert type(optimizer.state_dict()["state"][1]["step"]) is int
-    for step in (np.float64(3), np.timedelta64(3), np.True_, True):
+    for step in (np.float64(3.5), np.timedelta64(3), np.True_, True):
         with pytest.raises((TypeError, ValueError), match=r"step.* must be an integer"):
             optimizer.load_state_dict(changed(state, "state", 1, "step", to=step))
+
+
+def test_a_number_of_steps_of_a_file():
+    """In an npz file and in safetensors it is an array, and PyTorch counts in float32."""
+    optimizer, state = adam_state()
+    steps = np.array(3), np.array([3], ">u2"), 3.0, np.float32(3), np.array(3, np.float32)
+    for step in (*steps, np.array([[3]])):
+        optimizer.load_state_dict(changed(state, "state", 1, "step", to=step))
+        assert optimizer.state_dict()["state"][1]["step"] == 3
+        assert type(optimizer.state_dict()["state"][1]["step"]) is int
+    for step, got in (
+        (np.array(1.5), r"array\(1.5\)"),
+        (np.array([1, 2]), r"an array of shape \(2,\) and dtype int64"),
+        (np.array(True), r"array\(True\)"),
+        (np.array(["1"]), "'1'"),
+        (2.5, "2.5"),
+        (np.nan, "nan"),
+        (np.inf, "inf"),
+        ("3", "'3'"),
+    ):
+        message = rf"state\[1\]\['step'\] must be an integer, got .*{got}"
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(changed(state, "state", 1, "step", to=step))
+    with pytest.raises(ValueError, match=r"state\[1\]\['step'\] must lie within 1"):
+        optimizer.load_state_dict(changed(state, "state", 1, "step", to=np.array(0)))
 
 
 def adam_state():
