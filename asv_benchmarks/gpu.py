@@ -367,7 +367,7 @@ def a_gpu() -> str:
     try:
         from npquant.cuda.target import SIMULATED, cuda
     except ImportError as error:
-        return f"numba-cuda is not installed ({error}); pip install 'npquant[cuda13]'"
+        return f"numba-cuda is not installed ({error}); pip install '.[cuda13]'"
     if SIMULATED:
         return "the CUDA simulator is switched on, whose times mean nothing"
     if not cuda.is_available():

@@ -54,11 +54,13 @@ def test_numba_cuda_is_missing(missing, use, words):
     env = os.environ | {"NUMBA_ENABLE_CUDASIM": "0"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     got = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-    assert got.stdout.startswith(words + "npquant.cuda needs numba-cuda: pip install 'npquant[cuda")
+    assert got.stdout.startswith(words + "npquant.cuda needs numba-cuda: pip install '.[cuda")
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    extras = re.findall(r"npquant\[(\w+)\]", got.stdout)
+    extras = re.findall(r"'\.\[(\w+)\]'", got.stdout)
     assert extras == ["cuda13", "cuda12"]
     assert set(extras) <= project["optional-dependencies"].keys()
+    page = (Path(__file__).parents[1] / "docs" / "cuda.md").read_text()
+    assert f"pip install '.[{extras[0]}]'" in page, "as long as nothing is released"
 
 
 def test_an_array_of_the_host_is_none():

@@ -62,8 +62,8 @@ try:
             from numba.cuda.extending import intrinsic, overload, register_model  # noqa: F401 (for others)
 except ModuleNotFoundError as error:  # Numba's own numba.cuda, an older one, lacks some of it
     raise ModuleNotFoundError(
-        "npquant.cuda needs numba-cuda: pip install 'npquant[cuda13]', or npquant[cuda12], by the "
-        f"driver ({error})", name=error.name,
+        "npquant.cuda needs numba-cuda: pip install '.[cuda13]', or '.[cuda12]', by the driver, in "
+        f"a clone of npquant ({error})", name=error.name,
     ) from None  # fmt: skip
 
 #: fma=0: a product and a sum that the contract rounds twice are not fused. Divisions and square
