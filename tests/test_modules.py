@@ -975,7 +975,8 @@ def test_other_channels_than_announced(granularity):
     if granularity == "tensor":
         module(x)
         return
-    with pytest.raises(ValueError, match="channel_len must be the number of channels"):
+    what = {"channel": "channels", "token": "rows", "group": "groups"}[granularity]
+    with pytest.raises(ValueError, match=f"channel_len must be the number of {what}"):
         module(x)
     same_state(module, before)
 
@@ -1516,11 +1517,22 @@ def test_other_channels_than_those_of_the_scale():
             PerChannelMinMaxObserver, qscheme="per_channel_affine", channel_len=3, **options
         )
         learned.enable_param_learning()
-        words = f"channel_len must be the number of channels, {count}, got 3"
+        words = rf"channel_len must be the number of (channels|rows|groups), {count}, got 3"
         with pytest.raises(ValueError, match=words):
             learned(data((4, 4)))
         with pytest.raises(ValueError, match=r"must have the shape|channel_len must be"):
             learned(nq.ArraySpec((4, 4), np.float32))
+
+
+@pytest.mark.parametrize(("options", "count"), [({}, 1), ({"channel_len": 4}, 4)])
+def test_a_scale_of_another_shape_is_named(options, count):
+    """The module has as many as it was told of: what was assigned is wrong."""
+    kind = PerChannelMinMaxObserver if options else MinMaxObserver
+    module = LearnableFakeQuantize(kind, **options).enable_param_learning()
+    for shape in ((2,), (count, 1), (count, 2)):
+        module.scale.value = np.ones(shape, F32)
+        with pytest.raises(ValueError, match=rf"scale must .*\({count},\).* got \({shape[0]},"):
+            module(data((4, 6)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

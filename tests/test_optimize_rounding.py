@@ -686,7 +686,11 @@ ERRORS = {
     "zero point outside": ({"grids": Grid(1.0, 9, -8, 7)}, ValueError, "grids[0]: zero_point must"),
     "bounds": ({"grids": Grid(1.0, 0, 7, -8)}, ValueError, "grids[0]: quant_min must not exceed"),
     "group size": (
-        {"grids": Grid([[1.0]], [[0]], -8, 7, group_size=3)}, ValueError, "grids[0]: group_size"),
+        {"grids": Grid([[1.0]], [[0]], -8, 7, group_size=3)}, ValueError,
+        "grids[0]: group_size must be at least 2, and divide or exceed the last axis of weight,"),
+    "an axis that the weight lacks": (
+        {"grids": Grid([1.0], [0], -8, 7, axis=2)}, ValueError,
+        "grids[0]: axis must be an axis of weight, of shape"),
     "inputs no array": ({"inputs": [[1.0]]}, TypeError, "inputs must be a NumPy array"),
     "inputs float64": ({"inputs": X.astype(float)}, TypeError, "inputs must have the dtype fl"),
     "inputs of a vector": ({"inputs": B}, ValueError, "inputs must have rows and columns"),

@@ -438,8 +438,12 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         count = self._count(x) if self.is_per_channel else 1
         shape = kind(self.scale.value)[0]
         if shape != (count,) and (shape or self.is_per_channel):  # an op takes one without axes
+            if shape != (max(self.channel_len, 1),):  # it is another one by now
+                raise ValueError(f"scale must have the shape {(count,)}, got {shape}") from None
+            groups = self.group_size is not None
+            what = "groups" if groups else "rows" if self.per_token else "channels"
             raise ValueError(
-                f"channel_len must be the number of channels, {count}, got {self.channel_len}"
+                f"channel_len must be the number of {what}, {count}, got {self.channel_len}"
             ) from None
 
     def _chosen(self, x: Array) -> tuple[Array, Array]:
