@@ -389,11 +389,13 @@ def test_no_rows_judge():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
-def test_rows_that_judge_are_integers_of_any_dtype(dtype):
+def test_rows_that_judge_are_what_numpy_indexes_by(dtype):
     held_out, options = np.array([1, 7, 7]), {"steps": 3, "rng": 0}
     args = Linear(W), GRID, X
     expected = optimize_rounding(*args, held_out=held_out, **options)
-    for given in (held_out.astype(dtype), held_out.tolist(), range(1, 8, 6)):
+    from_end, mask = held_out - len(args[2]), np.isin(np.arange(len(args[2])), held_out)
+    ways = (from_end, from_end.tolist(), [1, -13], mask, mask.tolist())
+    for given in (held_out.astype(dtype), held_out.tolist(), range(1, 8, 6), *ways):
         got = optimize_rounding(*args, held_out=given, **options)
         assert got.weight.tobytes() == expected.weight.tobytes()
         assert got.report == expected.report
@@ -713,9 +715,16 @@ ERRORS = {
         {"held_out": np.arange(20)}, ValueError, "held_out must leave rows to learn from, of 20"),
     "held_out of one row": (
         {"inputs": X[:1]}, ValueError, "held_out must leave rows to learn from, of 1, got a fifth"),
-    "held_out beyond": ({"held_out": np.array([20])}, ValueError, "held_out must lie within 0..19"),
+    "held_out beyond": (
+        {"held_out": np.array([20])}, ValueError, "held_out must lie within -20..19, got 20..20"),
     "held_out from the end": (
-        {"held_out": np.array([3, -1])}, ValueError, "held_out must lie within 0..19, got -1..3"),
+        {"held_out": np.array([3, -21])}, ValueError,
+        "held_out must lie within -20..19, got -21..3"),
+    "held_out a mask of other rows": (
+        {"held_out": np.ones(19, bool)}, ValueError,
+        "held_out must have an element for each of 20 rows where it is a mask, got 19"),
+    "held_out a mask of all": (
+        {"held_out": np.ones(20, bool)}, ValueError, "held_out must leave rows to learn from"),
     "held_out floats": ({"held_out": np.array([1.0, 2])}, TypeError, "held_out must have a dtype"),
     "held_out masked": (
         {"held_out": np.ma.array([0, 99], mask=[0, 1])}, TypeError,
@@ -725,7 +734,7 @@ ERRORS = {
     "held_out a list of words": (
         {"held_out": ["a"]}, TypeError, "held_out must have a dtype among"),
     "held_out a list beyond": (
-        {"held_out": [3, 20]}, ValueError, "held_out must lie within 0..19, got 3..20"),
+        {"held_out": [3, 20]}, ValueError, "held_out must lie within -20..19, got 3..20"),
     "held_out a word": ({"held_out": "some"}, TypeError, "held_out must be a number or an array"),
     "held_out a share beside a Gram": (
         {"inputs": Gram(GRAM), "held_out": 0.2}, TypeError, "held_out must be a Gram or None"),

@@ -33,7 +33,7 @@ from npquant.errors import show
 from npquant.optim import Adam
 
 #: Dtypes of numbers of rows.
-_ROWS = dtypes.INTEGERS | {np.dtype(np.uint64)}
+_ROWS = dtypes.INTEGERS | {np.dtype(np.uint64), dtypes.bool_}
 
 Array = np.ndarray[Any, Any]
 
@@ -176,10 +176,10 @@ def optimize_rounding(
     float_inputs : ndarray, optional
         What the first layer is given in the float network, of the shape of `inputs`, where its
         predecessors are quantized already. By default the same.
-    held_out : float, array_like of int or Gram, optional
+    held_out : float, array_like of int or bool, or Gram, optional
         What is not learned from, and judges: a share of the rows, at least 0 and less than 1, drawn
-        by `rng`, or the indices of rows. By default a fifth. Beside a `Gram` it is another, by
-        default the same.
+        by `rng`, or the rows as NumPy indexes them: numbers, negative ones from the end, or a mask.
+        By default a fifth. Beside a `Gram` it is another, by default the same.
     gram : bool, default True
         Whether layers without an activation learn from Gram matrices of their inputs, that is from
         all rows at every step, for the price of one product with a square matrix, as wide as the
@@ -598,10 +598,15 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
         held_out = checks.array_of_numbers(list(held_out) or np.empty(0, np.intp), "held_out")
     if isinstance(held_out, np.ndarray) and held_out.ndim == 1:
         judging = checks.host_array(held_out, "held_out", _ROWS)
-        if len(judging) and (judging.min() < 0 or judging.max() >= rows):
-            raise ValueError(f"held_out must lie within 0..{rows - 1}, got {judging.min()}.."
+        if judging.dtype == np.bool_:
+            if len(judging) != rows:
+                raise ValueError(f"held_out must have an element for each of {rows} rows where it "
+                                 f"is a mask, got {len(judging)}")  # fmt: skip
+            judging = np.flatnonzero(judging)
+        elif len(judging) and (judging.min() < -rows or judging.max() >= rows):
+            raise ValueError(f"held_out must lie within {-rows}..{rows - 1}, got {judging.min()}.."
                              f"{judging.max()}")  # fmt: skip
-        judging = np.unique(judging).astype(np.intp)
+        judging = np.unique(judging.astype(np.intp) % rows)
     else:
         if isinstance(held_out, np.ndarray) and held_out.ndim:
             raise TypeError(
