@@ -304,6 +304,23 @@ def test_a_nan_that_was_observed():
     same_state(fresh, module)
 
 
+@pytest.mark.parametrize(
+    "kind", [FakeQuantize, FusedMovingAvgObsFakeQuantize, LearnableFakeQuantize]
+)
+def test_float64_with_one_scale_is_a_float32_product(kind):
+    """As the docstrings say: of its codes it is what dequantize gives in float32."""
+    module = kind(MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
+    x = data((4, 64)).astype(np.float64)
+    y, (scale, z) = module(x), module.calculate_qparams()
+    codes = nq.quantize_per_tensor(x, scale, z, 0, 255, np.uint8)
+    given = [
+        nq.dequantize_per_tensor(codes, scale, z, 0, 255, np.uint8, out_dtype=dtype)
+        for dtype in (F32, np.float64)
+    ]
+    assert_same(y, given[0].astype(np.float64))
+    assert not np.array_equal(y, given[1])
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_what_spoils_the_scale_is_not_observed(wrong):
     for module in one_of_each():

@@ -258,6 +258,9 @@ class FakeQuantize(FakeQuantizeBase):
     Corresponds to ``torch.ao.quantization.FakeQuantize`` of PyTorch 2.13, with the keys of its
     state.
 
+    Of float64 with one scale, a value is a float32 product, as in PyTorch: of its codes it is what
+    `npquant.dequantize_per_tensor` gives in float32, and not with float64 for `out_dtype`.
+
     Departures from PyTorch: D10, D13, D25, D27; see docs/departures.md.
 
     Examples

@@ -120,7 +120,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     quantize ops per token and per group add the zero point before they round, the module after, and
     with ``rounding="divide"`` they divide, where the module multiplies by the reciprocal. Of
     float64, `npquant.dequantize_per_token` and `npquant.dequantize_per_channel_group` need the
-    scales in float64 to give the result.
+    scales in float64 to give the result; with one scale it is a float32 product, which
+    `npquant.dequantize_per_tensor` gives in float32, and not with float64 for `out_dtype`.
 
     References
     ----------
