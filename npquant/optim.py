@@ -223,8 +223,7 @@ class _Optimizer(ABC):
             if type(i) is not int or i not in range(count):
                 raise ValueError(f"state must have keys within 0..{count - 1}, got {seen(i)}")
             state[i] = self._entry(i, entry)
-        self._state = state
-        self.__dict__.update(options)
+        self.__dict__.update(options, _state=state)  # at once
 
     def __copy__(self) -> Self:
         """Another optimizer of the same parameters, with a state of its own."""

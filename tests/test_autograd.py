@@ -116,6 +116,25 @@ def projection(f, arrays, directions, u, t):
     return np.vdot(u, f(*(a + t * v for a, v in zip(arrays, directions, strict=True))))
 
 
+class _Half(float):
+    """A number of a class of its own, which NumPy takes for a float64."""
+
+
+class _Three(int):
+    """And one that is whole."""
+
+
+@pytest.mark.parametrize("number", [_Half(0.5), _Three(3)])
+def test_numbers_of_a_class_of_their_own(number):
+    """A gradient has the dtype of its source."""
+    x = np.array([1.5, 2], F32)
+    for args in ((x, number), (number, x)):
+        with ag.Tape() as tape:
+            tape.watch(x)
+            y = tape.apply(ag.mul, *args)
+        assert_same(tape.gradient(y, x, np.ones_like(y)), np.full(2, number, F32))
+
+
 @pytest.mark.parametrize("case", EXACT)
 def test_gradient_is_the_exact_difference(case):
     step, arrays, kwargs = EXACT[case]

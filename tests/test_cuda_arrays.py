@@ -209,6 +209,29 @@ def test_dtypes_of_torch(torch, name):
     assert a.new((4,), a.dtype).owner.dtype == kind
 
 
+def test_memory_that_is_not_there(torch):
+    """Of a wrapper, or a storage that was freed; an array of nothing needs none."""
+    for shape in ((0, 3), (2, 3)):
+        freed = Tensor(np.zeros(shape, np.float32), torch.float32)
+        freed.data_ptr = lambda: 0
+        shown = Shown(np.zeros(shape, np.float32), data=(0, False))
+        for x in (freed, shown):
+            if shape[0]:
+                with pytest.raises(ValueError, match="must have memory, got one of 6 elements"):
+                    arrays.device(x)
+            else:
+                assert arrays.device(x).size == 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_on_a_gpu_is_not_pytorchs_for_that(there, request, streams):
+    if there:
+        request.getfixturevalue("torch")
+    x = Shown(np.zeros(3, np.float32))
+    x.is_cuda = True
+    assert arrays.device(x).dtype == np.float32
+
+
 def test_an_unknown_dtype(torch):
     x = Tensor(np.zeros(3, np.complex64), "torch.complex64")
     with pytest.raises(TypeError, match=r"dtype that npquant knows, got torch\.complex64"):

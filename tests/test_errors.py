@@ -519,6 +519,18 @@ def test_a_tensor_that_requires_a_gradient(name, argument):
             assert ".detach().numpy()" in str(error.value)
 
 
+@pytest.mark.parametrize("name", [name for name in WITH_OUT if "scale" in PARAMETERS[name]])
+def test_what_data_with_gaps_and_a_place_are_given_beside(name):
+    """It is looked at before anything is asked of it."""
+    kwargs = valid(name)
+    key = next(key for key in DATA if key in kwargs)
+    x = kwargs[key]
+    out = np.empty(x.shape, results(name, kwargs)[0].dtype)
+    with_gaps = np.repeat(x, 2, axis=-1)[..., ::2]
+    with pytest.raises(TypeError, match=r"\bscale\b"):
+        results(name, kwargs | {key: with_gaps, "out": out, "scale": Learned()})
+
+
 @pytest.mark.parametrize("n", [8, 2**15, 2**18])
 @pytest.mark.parametrize("rows", [False, True])
 def test_state_that_shares_memory(rows, n):

@@ -10,6 +10,7 @@ import pytest
 import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, results
 from npquant import cpu
+from npquant.cpu import histogram
 from npquant.cpu.channels import ROOM, channel_pieces
 from npquant.cpu.metrics import total_magnitude
 from npquant.cpu.walk import PIECE, pieces
@@ -272,6 +273,24 @@ def fill(x):
     x[:whole].reshape(-1, PERIOD)[:] = row
     x[whole:] = row[: x.size - whole]
     return x
+
+
+@pytest.mark.parametrize("channels", [1, 7, 63, 255])
+def test_counts_of_many_threads(channels, monkeypatch):
+    """Tables of parts are no more than the data, however many processors there are."""
+    x = np.random.default_rng(0).normal(size=(channels, 70_000 // channels)).astype(np.float32)
+    counts = np.zeros((channels, 4096), np.int64)
+    ends = np.ones((2, channels), np.float32)
+    histogram.count_doubling(per_channel(x.shape, 0), x, *ends, counts)
+    once = counts.copy()
+    monkeypatch.setattr(histogram, "threads", lambda: 64)
+
+    def count():
+        histogram.count_doubling(per_channel(x.shape, 0), x, *ends, counts)
+        return ()
+
+    assert peak(count) < x.nbytes + MOST
+    assert (counts == 2 * once).all()
 
 
 def assert_periodic(y, row):

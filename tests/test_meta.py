@@ -202,6 +202,12 @@ def test_results_are_specs_alone(name):
     assert all(type(y) is nq.ArraySpec for y in (got if isinstance(got, tuple) else (got,)))
 
 
+def test_nothing_is_allocated_for_zero_points_that_are_none():
+    codes, scales = nq.ArraySpec((1 << 50, 2), np.int8), nq.ArraySpec((1 << 50,), np.float32)
+    y = nq.dequantize_per_channel(codes, scales, None, 0, -8, 7, np.int8)
+    assert (y.shape, y.dtype) == ((1 << 50, 2), np.float32)
+
+
 def test_spec():
     x = nq.ArraySpec([np.int64(2), 3], "float16")
     assert (x.shape, x.dtype, x.ndim, x.size) == ((2, 3), np.float16, 2, 6)

@@ -457,6 +457,88 @@ def test_an_interrupt_leaves_an_observer_as_it_was(monkeypatch, place, kernel):
     assert met >= 1, kernel
 
 
+class Fixed(npq.Observer):
+    """Qparams that are known before, as PyTorch's FixedQParamsObserver has them: it keeps none."""
+
+    _schemes = ("per_tensor_affine",)
+    held = np.array([0.5], F32), np.array([3], np.int32)
+
+    def __init__(self, quant_min=0, quant_max=255):
+        super().__init__(np.uint8, "per_tensor_affine", False, quant_min, quant_max, 2**-23, False)
+
+    def forward(self, call, x):
+        return x
+
+    def calculate_qparams(self):
+        return self.held
+
+
+@pytest.mark.parametrize("module", [FakeQuantize, LearnableFakeQuantize])
+def test_an_observer_that_keeps_no_range_chooses_too(module):
+    """Of data, not of nothing; and what it holds is copied, as optimizers write to scales."""
+    m = module(Fixed, quant_min=0, quant_max=255)
+    for x, scale in (np.empty(0, F32), 1.0), (np.array([0.6, 1.4], F32), 0.5):
+        y = m(x)
+        for name, held in zip(("scale", "zero_point"), Fixed.held, strict=True):
+            assert not np.may_share_memory(m._get(name), held)
+        assert_same(m.state_dict()["scale"], np.array([scale], F32))
+    assert_same(y, np.array([0.5, 1.5], F32))
+
+
+def test_what_an_observer_of_the_user_chooses_can_be_kept():
+    """In whatever dtype and shape: a module is copied, pickled and saved with it."""
+
+    class Wide(MinMaxObserver):
+        def calculate_qparams(self):
+            return nq.determine_qparams(self.min_val, self.max_val, 0, 255, np.uint8, 2**-23, False)
+
+    module = FakeQuantize(Wide)
+    y = module(np.array([0, 1.0], F32))
+    assert_same(module.scale, np.array([1 / 255], F32))
+    again = FakeQuantize(Wide)
+    again.load_state_dict(module.state_dict())
+    for other in (copy.copy(module), copy.deepcopy(module), again):
+        other.disable_observer()
+        assert_same(other(np.array([0, 1.0], F32)), y)
+
+
+def test_a_module_without_state_is_copied():
+    class Same(npq.Module):
+        def forward(self, call, x):
+            return x
+
+    for other in (copy.copy(Same()), copy.deepcopy(Same())):
+        assert type(other) is Same
+        assert other.state_dict() == {}
+
+
+@pytest.mark.parametrize("module", [FakeQuantize, LearnableFakeQuantize])
+def test_state_that_is_loaded_is_old_or_new_wherever_it_is_interrupted(module, monkeypatch):
+    new, old = module(MinMaxObserver), module(MinMaxObserver)
+    for m, k in (new, 1), (old, 50):
+        m(k * np.linspace(-1, 2, 30, dtype=F32))
+    before, places = old.state_dict(), []
+    put = npq.Module._set
+
+    def interrupted(self, name, array):
+        put(self, name, array)
+        places.append(name)
+        if len(places) == stops[-1]:
+            raise KeyboardInterrupt
+
+    stops = []
+    for stop in range(1, len(before) + 1):
+        places.clear()
+        stops.append(stop)
+        with monkeypatch.context() as patch:
+            patch.setattr(npq.Module, "_set", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                old.load_state_dict(new.state_dict())
+        assert {k: v.tobytes() for k, v in old.state_dict().items()} == {
+            k: v.tobytes() for k, v in before.items()
+        }
+
+
 class Own(np.ndarray):
     """Arrays of a class of the user's."""
 

@@ -122,7 +122,9 @@ class Count:
         channels, bins = counts.shape
         parts = -(-n // channels // LONGEST)
         if n * kernel.work >= PARALLEL_FROM and channels < 4 * threads():
-            parts = max(parts, threads())
+            # Tables of fewer bytes than there are elements, or to add them takes longest.
+            some = min(threads(), -(-4 * threads() // channels), n // (8 * channels * bins))
+            parts = max(parts, some)
         into = counts if parts == 1 else np.zeros((channels * parts, bins), np.int64)
         args = (*lying, parts, x, low, high, into)
         kernel(channels * parts, n, args, (kind, low.dtype))

@@ -380,7 +380,9 @@ OWN: Any = _simulator if SIMULATED else _interface
 def _library(value: Any) -> Any:
     """The library of a device array."""
     if getattr(value, "is_cuda", None) is True:
-        return _torch(sys.modules["torch"])
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _torch(torch)
     if type(value).__module__.partition(".")[0] == "cupy":
         return _cupy(sys.modules["cupy"])
     if SIMULATED and type(value).__name__ == "FakeCUDAArray":
@@ -394,6 +396,10 @@ def device(value: Any) -> DeviceArray:
         return value
     found: DeviceArray = _library(value).describe(value)
     size = found.dtype.itemsize
+    if not found.pointer and found.size:  # a wrapper, or a storage that was freed
+        raise ValueError(
+            f"a device array must have memory, got one of {found.size} elements at address 0"
+        )
     if found.pointer % size or not found.lying.even:
         raise ValueError(
             f"a device array must have elements at multiples of their {size} bytes, got one at "

@@ -9,7 +9,7 @@ import numpy as np
 
 import npquant as nq
 from npquant import backend, checks, dtypes
-from npquant.arrays import astype, copy, flat, following, given, kind, new, reshape
+from npquant.arrays import astype, copy, flat, following, given, kind, new, ravel, reshape
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
@@ -143,10 +143,15 @@ class FakeQuantizeBase(Module):
         before = vars(observer).copy()  # its arrays are replaced, never written to
         try:
             observer(x)
-            if observer._unset or isinstance(x, ArraySpec):
+            # An observer of the user's own may choose without a range of what it has seen.
+            own = type(observer).calculate_qparams is not Observer.calculate_qparams
+            if isinstance(x, ArraySpec) or (observer._unset and not (own and x.size)):
                 return None
             qparams = found or observer.calculate_qparams()
             self._check_qparams(*qparams)
+            if own:  # and in arrays that it keeps
+                scale, zero_point = (ravel(copy(v)) for v in qparams)
+                qparams = astype(scale, _FLOAT), zero_point
         except BaseException:  # an interrupt too, after which the call may be made again
             vars(observer).update(before)
             raise

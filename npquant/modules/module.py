@@ -149,8 +149,14 @@ class Module:
             }
             module._check(prefix, arrays)
             copies.update({prefix + name: array for name, array in arrays.items()})
-        for key, (module, name) in places.items():
-            module._set(name, copies[key])
+        before = {key: module._get(name) for key, (module, name) in places.items()}
+        try:
+            for key, (module, name) in places.items():
+                module._set(name, copies[key])
+        except BaseException:  # an interrupt, after which all is as before
+            for key, (module, name) in places.items():
+                module._set(name, before[key])
+            raise
 
     def _check_module(self, name: str, value: Any) -> None:
         """Raise a TypeError unless a child can be this."""
@@ -219,7 +225,7 @@ class Module:
                 memo[id(value)] = copied(value)
         other = object.__new__(type(self))
         memo[id(self)] = other
-        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        other.__setstate__(copy.deepcopy(self.__getstate__() or {}, memo))  # None is of nothing
         return other
 
     @takes_state

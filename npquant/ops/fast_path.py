@@ -35,6 +35,8 @@ PACKED = strided.GATHERED
 #: have other hashes: sets tell them apart, and tuples do not.
 _NUMBERS = float, int
 PYTHON_NUMBERS: dtypes.Pairs = (_NUMBERS,)
+#: What a kernel may take, or its one element.
+_QPARAMS = float, int, np.ndarray, np.generic
 
 _is_carray = attrgetter("flags.carray")
 # Names of this module are found sooner than those of another.
@@ -254,6 +256,8 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
 
     def onto(x: Any, scale: Any, zero_point: Any, out: Any) -> tuple[Array, Any] | None:
         """Of data that are not contiguous, from which `out` is as far as it must be."""
+        if not all(isinstance(q, _QPARAMS) for q in (scale, zero_point)):
+            return None  # what is refused first
         u, others = (x[place], (*x[:place], *x[place + 1 :])) if several else (x, ())
         y = checks.output(out, u, target, names, (*others, scale, zero_point))
         if not several and not y.flags.carray:  # both may lie in another order

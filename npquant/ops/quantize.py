@@ -1005,7 +1005,7 @@ def _qparams_or_none(
     if zero_points is not None:
         return checks.kept_qparams(scales, zero_points, shapes, q)
     s = checks.scales(scales, "scales", shapes, q)
-    return s, 0 if on_device(q) else np.zeros(prod(shapes[-1]), np.int32)
+    return s, 0 if on_device(q) else arrays.full(q, (prod(shapes[-1]),), dtypes.int32, 0)
 
 
 def _by_division(target: dtypes.DType) -> str:
