@@ -546,7 +546,7 @@ def _steps(value: Any, name: str) -> int:
     if type(n) is np.ndarray and n.size == 1 and n.dtype.kind in "iuf":
         n = n.reshape(())[()]
     if isinstance(n, (np.integer, np.floating)) and not isinstance(n, np.timedelta64):
-        n = n.item()
+        n = n.item() if isinstance(n, np.integer) else float(n)
     if type(n) is float and n.is_integer():
         n = int(n)
     if type(n) is not int:

@@ -699,6 +699,10 @@ for x in (page[::2], page[1::2], page[:-1:2], page[2::2]):
         assert npquant.convert_element_type(part, np.float64).sum() == 0
         assert npquant.fake_quantize_per_tensor_affine(part, 1.0, 0, 0, 255).sum() == 0
         assert npquant.choose_qparams_symmetric(part, -128, 127, 1.0, np.int8) == (1.0, 0)
+    for inner in range(2, 17):  # and rows
+        for some in (x[: 6 * inner], x[-6 * inner :]):
+            found = cpu.minmax(layout.per_token((6, inner)), some.reshape(6, inner))
+            assert not found[0].any() and not found[1].any()
     for inner in (16, 17, 31, 32, 33, 64):  # runs that are no rows
         for some in (x[: 6 * inner], x[-6 * inner :]):
             observer = PerChannelMinMaxObserver(ch_axis=1)

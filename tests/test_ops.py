@@ -1069,6 +1069,24 @@ def test_short_runs_of_channels(shape, axis):
     assert_same(out, nq.quantize_per_channel(x, s, z, axis, -128, 127, np.int8))
 
 
+@pytest.mark.parametrize("channels", [3, 300, 768, 1023])
+def test_what_is_left_of_a_period_that_is_repeated(channels):
+    """Of segments and pieces the last may be no more than a table, which holds several periods."""
+    s, z = cases.qparams(channels, -100, 100)
+    s[(s < 1e-3) | (s > 1e3)] = 0.7
+    with everywhere(PARALLEL_FROM=1):
+        for some in (GRAIN, 2 * GRAIN):
+            for rows in range(some // channels, (some + 2048) // channels + 2):
+                shape = rows, channels
+                if channels == 3 and rows % 97:
+                    continue
+                room = np.random.default_rng(rows).normal(0, 20, (rows, channels + 9)).astype(F32)
+                codes = agree("quantize_per_channel", room[:, 9:], s, z, 1, -128, 127, np.int8)
+                flat = room[:, 9:].copy()
+                again = nq.quantize_per_channel(flat, s, z, 1, -128, 127, np.int8)
+                assert_same(again, codes, shape)
+
+
 @pytest.mark.parametrize("inner", range(1, 18))
 def test_rows_of_few_elements(inner):
     """A table for each part of them, parts and segments that begin within a row, and a last one."""

@@ -2,7 +2,7 @@
 
 A loop over a row alone would end before it is in its stride. So a row becomes LANES keys, as whole
 vectors, and of many rows four neighbours at a time are compared, until one is left of each. Rows
-of fewer elements are vectors of 8, 4 or 2 of them, the first ones and the last ones.
+of fewer elements are two vectors of 8, 4 or 2, the first ones and the last ones.
 """
 
 from __future__ import annotations
@@ -40,15 +40,20 @@ def _short(x: Any, row: Any, rows: Any, inner: Any, least: Any, greatest: Any, t
     lo, hi = local(_FEWER, kind), local(_FEWER, kind)
     for begin in range(0, rows, _FEWER):
         n, first = min(_FEWER, rows - begin), (row + begin) * inner
-        if inner >= 8:
+        if inner > 8:
             for k in range(n):
                 range_of_short_row(x, first + k * inner, inner, lo, hi, k, 8)
-        elif inner >= 4:
+        elif inner > 4:
             for k in range(n):
                 range_of_short_row(x, first + k * inner, inner, lo, hi, k, 4)
-        elif inner >= 2:
+        elif inner > 2:
             for k in range(n):
                 range_of_short_row(x, first + k * inner, inner, lo, hi, k, 2)
+        elif inner == 2:
+            for k in range(np.uintp(n)):
+                i = np.uintp(first) + k + k
+                a, b = key(x[i]), key(x[i + np.uintp(1)])
+                lo[k], hi[k] = min(a, b), max(a, b)
         else:
             for k in range(np.uintp(n)):
                 lo[k] = hi[k] = key(x[np.uintp(first) + k])

@@ -59,7 +59,8 @@ def periods_of(parameters: Function, element: Function) -> Function:
             lowest, last, start, low, high = _turn(
                 begin, end, first, channels, channels * inner, span, period
             )
-            some = table.ROWS if last - start > period else NEAR
+            once = last - start <= period == channels * inner
+            some = NEAR if once else table.ROWS
             for part in range(low, high, some):
                 rows = min(some, high - part)
                 near, head = NEAR if rows > MANY and not is_far else rows, 0
@@ -124,7 +125,8 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                 begin, end, first, channels, channels * inner, span, period
             )
             again = last - start > period
-            some = table.ROWS if again else NEAR
+            once = last - start <= period == channels * inner
+            some = NEAR if once else table.ROWS
             for part in range(low, high, some):
                 rows = min(some, high - part)
                 table.fill(columns, part, rows, parameters, x, scale, zero_point,

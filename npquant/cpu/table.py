@@ -22,9 +22,9 @@ from npquant.cpu.storage import Storage
 #: would compete for the same places of the cache.
 ROWS, PITCH = 16384, 16384 + 256
 
-#: Rows that are written at a time for a channel that takes RUN at most: more than it takes, which
-#: those of the next overwrite. Behind ROWS there is room for them, and then for those of SOME
-#: channels, a row each, which are made together.
+#: Of a channel that takes RUN rows at most, HALF are written at a time: in all more than it takes,
+#: which those of the next overwrite. Behind ROWS there is room for them, and then for a row of each
+#: of SOME channels, which are made together.
 RUN, HALF, SOME = 16, 8, 128
 _ALONE = ROWS + RUN
 

@@ -197,7 +197,7 @@ def range_of_short_row(
 ) -> None:
     """The least and the greatest key of `n` elements from `at` on, written to the place `to`.
 
-    They are `lanes` or more, but no more than twice as many; `lanes` is a constant.
+    They are more than `lanes`, but no more than twice as many; `lanes` is a constant.
     """
     keys = [key(v) for v in x[at : at + n]]
     least[to], greatest[to] = min(keys), max(keys)

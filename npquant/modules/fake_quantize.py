@@ -148,10 +148,10 @@ class FakeQuantizeBase(Module):
             if isinstance(x, ArraySpec) or (observer._unset and not (own and x.size)):
                 return None
             qparams = found or observer.calculate_qparams()
-            self._check_qparams(*qparams)
             if own:  # and in arrays that it keeps
                 scale, zero_point = (ravel(copy(v)) for v in qparams)
                 qparams = astype(scale, _FLOAT), zero_point
+            self._check_qparams(*qparams)
         except BaseException:  # an interrupt too, after which the call may be made again
             vars(observer).update(before)
             raise
