@@ -486,7 +486,7 @@ def test_an_observer_that_keeps_no_range_chooses_too(module):
 
 
 def test_what_an_observer_of_the_user_chooses_can_be_kept():
-    """In whatever dtype and shape: a module is copied, pickled and saved with it."""
+    """In whatever dtype and shape: a module is copied and saved with it. No scale becomes 0."""
 
     class Wide(MinMaxObserver):
         def calculate_qparams(self):
@@ -500,6 +500,16 @@ def test_what_an_observer_of_the_user_chooses_can_be_kept():
     for other in (copy.copy(module), copy.deepcopy(module), again):
         other.disable_observer()
         assert_same(other(np.array([0, 1.0], F32)), y)
+
+    class Tiny(MinMaxObserver):
+        def calculate_qparams(self):
+            return np.array([1e-50]), np.zeros(1, np.int32)
+
+    module = FakeQuantize(Tiny)
+    with pytest.raises(ValueError, match="scale must be positive and finite in float32, got 0"):
+        module(np.array([0, 1.0], F32))
+    assert module.activation_post_process.min_val == np.inf
+    assert_same(module.scale, np.ones(1, F32))
 
 
 def test_a_module_without_state_is_copied():
