@@ -6,12 +6,10 @@ import sys
 from contextlib import contextmanager
 from functools import lru_cache
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import npquant as nq
-from cases import BOUNDS
 from npquant.checks.calls import forget
 from npquant.cpu import target
 from npquant.ops import fast_choice, fast_path
@@ -316,27 +314,6 @@ def results_the_long_way(name, kwargs):
             kwargs[key].flags.writeable = False
     with long_way():
         return results(name, kwargs)
-
-
-#: The ops that take zero points, but for those that write to them.
-WITH_ZEROS = [
-    name for name in CALLS if "zero_point" in str(PARAMETERS[name]) and not name.startswith("fused")
-]
-#: The dtypes of codes alone, in which ONNX has their zero points, too, and what holds them.
-CODE_DTYPES = {
-    np.dtype(getattr(ml_dtypes, name)): np.dtype(np.float32 if "float8" in name else np.int32)
-    for name in ("int4", "uint4", "int2", "uint2", "float8_e4m3fn", "float8_e5m2")
-}
-
-
-def with_zeros(kwargs, dtype, held):
-    """The same call with zero points of a dtype of codes, and with equal ones that hold these."""
-    key = "zero_points" if "zero_points" in kwargs else "zero_point"
-    lo, hi = BOUNDS[dtype]
-    z = np.clip(np.arange(np.size(kwargs[key])) % 5 - 2, lo, hi).astype(np.float32)
-    z += 0.5 * (held == np.float32)  # codes of float8 have fractions
-    z = z.reshape(np.shape(kwargs[key]))
-    return kwargs | {key: z.astype(dtype)}, kwargs | {key: z.astype(held)}
 
 
 def in_order(x, order):

@@ -243,11 +243,6 @@ def in_float32(name):
     return name not in IN_OWN_PRECISION or name in IN_THAT_OF_OUTPUT
 
 
-def without_float8(rows):
-    """Those of a zero point, which may be of the dtype of the codes."""
-    return [row for row in rows if row.label != "float8_array"]
-
-
 def zero_point_table(name):
     if name.startswith("fused"):
         return STATES
@@ -255,14 +250,13 @@ def zero_point_table(name):
         if name in PER_TENSOR:
             if "backward" in name:
                 return ONE_LEARNED_ZERO + NO_NAN
-            return without_float8(NUMBER) + values(nan=np.nan)
+            return NUMBER + values(nan=np.nan)
         return (LEARNED_ZERO if "backward" in name else QPARAMS) + NO_NAN
     if name.endswith("tensor_qparams"):
-        return without_float8(FINITE) + values(beyond_int32=2.0**31, below_int32=-(2**31) - 1)
+        return FINITE + values(beyond_int32=2.0**31, below_int32=-(2**31) - 1)
     if name in PER_TENSOR:
         beyond = [] if name in IN_OWN_PRECISION else values(below=-9, above=8, beyond_int64=2**63)
-        rows = without_float8(INTEGER)
-        rows = [row for row in rows if row.label != "a_numpy_float"]  # it stands for an array
+        rows = [row for row in INTEGER if row.label != "a_numpy_float"]  # it stands for an array
         return rows + in_array(infinite_in_array=np.inf) + values(a_numpy_nan=F32("nan")) + beyond
     if name in IN_OWN_PRECISION:
         optional = name.startswith("dequantize_per_channel")

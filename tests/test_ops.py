@@ -16,17 +16,7 @@ import pytest
 import cases
 import npquant as nq
 import oracle
-from calls import (
-    CALLS,
-    CODE_DTYPES,
-    PARAMETERS,
-    WITH_ZEROS,
-    arguments,
-    everywhere,
-    long_way,
-    results,
-    with_zeros,
-)
+from calls import CALLS, PARAMETERS, arguments, everywhere, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 from npquant import cpu
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
@@ -1303,24 +1293,6 @@ def test_values_beyond_int64_have_the_code_on_their_side(dtype, rounding, z):
         assert_same(agree(name, x, *args, **option), values, (name, kind))
     name = "fake_quant_per_channel_cachemask"
     assert_same(agree(name, x, s, zero_points, 0, -8, 7, **option), values, name)
-
-
-@pytest.mark.parametrize("dtype", CODE_DTYPES, ids=str)
-@pytest.mark.parametrize("name", WITH_ZEROS)
-def test_zero_points_of_the_dtype_of_codes(name, dtype):
-    """As ONNX has them: each is what it is in a wider dtype."""
-    kwargs, expected = with_zeros(arguments(name, (6, 8)), dtype, CODE_DTYPES[dtype])
-    assert_same(results(name, kwargs), results(name, expected))
-    key = "zero_points" if "zero_points" in kwargs else "zero_point"
-    if "tensor" in name and "learnable" not in name:
-        number = {key: np.asarray(kwargs[key]).reshape(1)[0]}  # a scalar of ml_dtypes
-        assert_same(results(name, kwargs | number), results(name, expected))
-    specs = {
-        k: nq.ArraySpec(v.shape, v.dtype) if isinstance(v, np.ndarray) and v.size > 1 else v
-        for k, v in kwargs.items()
-    }
-    shapes = [(y.shape, y.dtype) for y in results(name, kwargs)]
-    assert [(y.shape, y.dtype) for y in results(name, specs)] == shapes
 
 
 @pytest.mark.parametrize("rounding", ["pytorch", "nearest"])

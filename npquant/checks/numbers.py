@@ -10,20 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from npquant.arrays import array, cast
+from npquant.arrays import array
 from npquant.checks.arrays import native
-from npquant.dtypes import (
-    BOUNDS,
-    FLOAT8,
-    FLOATS,
-    INTEGERS,
-    REALS,
-    DType,
-    bool_,
-    float32,
-    float64,
-    int32,
-)
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, bool_, float32, float64, int32
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.owners import ARRAYS, Array
@@ -42,9 +31,6 @@ BELOW, BEYOND = (
 
 #: Dtypes of arrays that are on or off as they are.
 _SWITCHES = INTEGERS | {bool_}
-
-#: Dtypes of codes, and of nothing else.
-_OF_CODES = frozenset(BOUNDS) - REALS
 
 
 def integer(value: Any, name: str, kind: type | None = None) -> int:
@@ -193,25 +179,15 @@ def bounds_around_zero(quant_min: Any, quant_max: Any, kind: type | None = None)
     return lo, hi
 
 
-def unboxed(value: Any) -> Any:
-    """One of NumPy's floats, or a code, as the array without axes that it stands for."""
-    if isinstance(value, (np.floating, ml_dtypes.bfloat16)):
-        return np.asarray(value)
-    if isinstance(value, np.generic) and value.dtype in _OF_CODES:
-        return of_codes(np.asarray(value))
-    return of_codes(value) if isinstance(value, ARRAYS) else value
-
-
-def of_codes(z: Array) -> Array:
-    """Zero points, those in a dtype of codes alone, as ONNX has them, in one that holds these."""
-    if z.dtype in _OF_CODES:
-        return cast(z, float32 if z.dtype in FLOAT8 else int32)
-    return z
+def _unboxed(value: Any) -> Any:
+    """One of NumPy's floats as the array without axes that it stands for."""
+    floating = isinstance(value, (np.floating, ml_dtypes.bfloat16))
+    return np.asarray(value) if floating else value
 
 
 def zero_point_inside(value: Any, lo: int, hi: int, kind: type | None = None) -> int:
     """An integer zero point between the bounds."""
-    z = value if type(value) is int else truncated(unboxed(value), "zero_point", kind)
+    z = value if type(value) is int else truncated(_unboxed(value), "zero_point", kind)
     if lo <= z <= hi or type(value) is ArraySpec:
         return z
     raise ValueError(f"zero_point must lie within {lo}..{hi}, got {show(z)}")
@@ -219,7 +195,7 @@ def zero_point_inside(value: Any, lo: int, hi: int, kind: type | None = None) ->
 
 def zero_point_number(value: Any, kind: type | None = None) -> int | float:
     """A zero point: an integer, or the one element of an array, which may be fractional."""
-    value = unboxed(value)
+    value = _unboxed(value)
     if type(value) is not int and isinstance(value, ARRAYS):
         z = one(value, "zero_point", kind)
         if not math.isfinite(z):
@@ -252,7 +228,7 @@ def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]
             s, z = math.nan, 0
         if 0 < s < math.inf:
             return s, z
-    return scale_float32(scale, "scale", kind), truncated_int32(unboxed(zero_point), kind)
+    return scale_float32(scale, "scale", kind), truncated_int32(zero_point, kind)
 
 
 def finite(value: Any, name: str, kind: type | None = None, beyond: float = math.inf) -> float:

@@ -16,11 +16,9 @@ from npquant.checks.numbers import (
     BEYOND,
     ONE,
     number,
-    of_codes,
     scale_float32,
     scale_in,
     single_number,
-    unboxed,
     zero_point_number,
 )
 from npquant.cpu.checks import Looks, outside
@@ -48,7 +46,7 @@ def parameters(
         if type(p) is not np.ndarray or not isinstance(x, ARRAYS):
             of_one_kind(x, p, name, data)
     if p.dtype not in FLOATS:
-        p = native(of_codes(p) if name in _ZEROS else p, name, REALS)
+        p = native(p, name, REALS)
     if p.shape not in shapes:
         allowed = " or ".join(map(str, dict.fromkeys(shapes)))
         by = getattr(shapes, "by", "")
@@ -239,7 +237,7 @@ def _there(number: float, x: Array) -> Array:
 def learned_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, float]:
     """The same of one tensor, as numbers."""
     s = single_number(scale, "scale", kind)
-    z = single_number(unboxed(zero_point), "zero_point", kind)
+    z = single_number(zero_point, "zero_point", kind)
     if math.isnan(z):
         raise ValueError(f"zero_point must be a number, got {z}")
     if abs(z) > dtypes.EXACT64:
@@ -304,8 +302,7 @@ def learned_zero_point(value: Any, name: str = "zero_point") -> Array:
         value = np.array([value], np.int64) if whole else number(value, name)
     if isinstance(value, (float, np.float32, np.float64)):
         return learned(value, name)
-    z = value if isinstance(value, ARRAYS) else array_of_numbers(value, name)
-    z = real(of_codes(z), name)
+    z = real(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
     return arrays.cast(z, dtypes.float32) if z.dtype in INTEGERS else z
 
 
@@ -317,6 +314,4 @@ _FLOAT32_SCALES = (
 MOST = 1.7976931348623157e308  # of float64
 #: Between these, a float64 truncates to an int32.
 _TRUNCATE_TO_INT32 = -(2.0**31) - 1 + 2.0**-21, 2.0**31 - 2.0**-22
-#: What zero points are called.
-_ZEROS = frozenset({"zero_point", "zero_points"})
 _NARROW = frozenset(np.dtype(t) for t in ("int8", "uint8", "int16", "uint16"))

@@ -6,21 +6,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from calls import (
-    CALLS,
-    CODE_DTYPES,
-    DATA,
-    ONE_AXIS,
-    STATE,
-    WITH_OUT,
-    WITH_ZEROS,
-    arguments,
-    axes,
-    every_call,
-    fits,
-    results,
-    with_zeros,
-)
+from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, every_call, fits, results
 from cases import assert_same
 from every_kernel import TRUTHS
 from npquant import cuda
@@ -213,13 +199,6 @@ def test_out_again():
                 (got,) = results(FAKE, there | {"out": out})
             assert got is out
             assert_same(to_host(out), expected)
-
-
-@pytest.mark.parametrize("name", WITH_ZEROS)
-def test_zero_points_of_the_dtype_of_codes(name):
-    for dtype, held in CODE_DTYPES.items():
-        kwargs, expected = with_zeros(arguments(name, (2, 4)), dtype, held)
-        assert_same(to_host(results(name, on_device(kwargs))), results(name, expected), dtype)
 
 
 STEP = "fused_moving_avg_obs_fake_quant"
