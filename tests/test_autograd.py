@@ -411,14 +411,14 @@ def test_learnable_gradients_have_the_dtypes_of_their_arrays(dtype):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("kind", [int, list, *(np.dtype(t) for t in ("i1", ">i4", "i8", "u4"))])
-@pytest.mark.parametrize("name", LEARNABLE)
+@pytest.mark.parametrize(("name", "kind"), [
+    (name, kind) for name in LEARNABLE
+    for kind in (int if "tensor" in name else list, *map(np.dtype, ("i1", ">i4", "i8", "u4")))
+])  # fmt: skip
 def test_integer_zero_points_are_learnable_ones_without_a_gradient(name, kind, traced):
     """As choose_qparams has them, in a backward and on a tape as in the op alone."""
     given = arguments(name, (6, 8))
-    shape, one = np.shape(given["zero_point"]), "tensor" in name
-    if (kind is int and not one) or (kind is list and one):
-        pytest.skip("which the op alone refuses")
+    shape = np.shape(given["zero_point"])
     z = np.full(shape, 2, "i8" if kind in (int, list) else kind)
     z = 2 if kind is int else z.tolist() if kind is list else z
     integer, real = given | {"zero_point": z}, given | {"zero_point": np.full(shape, 2, F32)}

@@ -665,10 +665,8 @@ def test_float8_of_integers_past_the_caches(target, kernels, monkeypatch):
 
 
 @pytest.mark.parametrize("op", [nq.dequantize_per_token, nq.dequantize_per_channel_group])
-def test_past_the_caches_with_float64_scales(op, kernels, monkeypatch):
+def test_past_the_caches_with_float64_scales(op, past_caches):
     """Some of which float32 gets wrong, in runs that are tried and in shorter ones."""
-    monkeypatch.setattr(fast_path, "PAST", 1)
-    forget()
     rng, group = np.random.default_rng(6), op is nq.dequantize_per_channel_group
     for inner in (80, 700, 1536):
         rows = PARALLEL_FROM // inner + 1
@@ -681,12 +679,12 @@ def test_past_the_caches_with_float64_scales(op, kernels, monkeypatch):
         for place in (0, 13):
             room = np.zeros(q.size + 32, np.float32)
             out = room[place : place + q.size].reshape(q.shape)
-            kernels.clear()
             assert op(q, *args, out=out) is out
-            assert any(kernel.endswith("_past") for kernel in kernels)
             assert_same(out, expected, (inner, place))
             assert not room[:place].any()
             assert not room[place + q.size :].any()
+        assert [granularity.inner for granularity in past_caches] == [inner]
+        past_caches.clear()
 
 
 @pytest.mark.parametrize("n", [PARALLEL_FROM, PARALLEL_FROM + 777])
