@@ -1621,12 +1621,14 @@ def test_other_channels_than_those_of_the_scale():
     module.scale[:] = np.nan  # that of its channels
     with pytest.raises(ValueError, match="scale must be positive and finite"):
         module(data((3, 4)))
-    for options, count in (({}, 4), ({"per_token": True}, 4), ({"group_size": 2}, 8)):
+    for options, count, what in (
+        ({}, 4, "channels"), ({"per_token": True}, 4, "rows"), ({"group_size": 2}, 8, "groups"),
+    ):  # fmt: skip
         learned = LearnableFakeQuantize(
             PerChannelMinMaxObserver, qscheme="per_channel_affine", channel_len=3, **options
         )
         learned.enable_param_learning()
-        words = rf"channel_len must be the number of (channels|rows|groups), {count}, got 3"
+        words = f"channel_len must be the number of {what}, {count}, got 3"
         with pytest.raises(ValueError, match=words):
             learned(data((4, 4)))
         with pytest.raises(ValueError, match=r"must have the shape|channel_len must be"):

@@ -295,14 +295,15 @@ def learned(value: Any, name: str) -> Array:
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 
-def learned_zero_point(value: Any, name: str = "zero_point") -> Array:
+def learned_zero_point(value: Any) -> Array:
     """The same of a zero point, which the forward takes in integers too: a float32 of them."""
     if type(value) is int or isinstance(value, np.integer):
         whole = -(2**63) <= value < 2**63
-        value = np.array([value], np.int64) if whole else number(value, name)
+        value = np.array([value], np.int64) if whole else number(value, "zero_point")
     if isinstance(value, (float, np.float32, np.float64)):
-        return learned(value, name)
-    z = real(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
+        return learned(value, "zero_point")
+    z = value if isinstance(value, ARRAYS) else array_of_numbers(value, "zero_point")
+    z = real(z, "zero_point")
     return arrays.cast(z, dtypes.float32) if z.dtype in INTEGERS else z
 
 

@@ -125,7 +125,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                 begin, end, first, channels, channels * inner, span, period
             )
             again = last - start > period
-            once = last - start <= period == channels * inner
+            once = not again and period == channels * inner
             some = NEAR if once else table.ROWS
             for part in range(low, high, some):
                 rows = min(some, high - part)
