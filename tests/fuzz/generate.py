@@ -923,9 +923,10 @@ def _learned_qparams(m, shapes, count, kind, lo, hi, backward, single):
     draw = m.draw
     z = np.clip(draw.rng.normal(0, 3, count), -1e4, 1e4) if count else np.zeros(0)
     z = z + draw.of((0, 0.5, max(lo, -1000), min(hi, 1000)))
-    z_kind = draw.of((F32, F32, kind)) if m.many else F32
+    z_kind = draw.of((F32, F32, kind, INT32, INT64) if m.many else (F32, F32, F32, INT32))
+    whole = z_kind in read.INTEGERS
     if draw.chance(0.05) and count:
-        z[draw.below(count)] = draw.of((np.inf, -np.inf, 1e9, -1e9))
+        z[draw.below(count)] = draw.of((1e9, -1e9) if whole else (np.inf, -np.inf, 1e9, -1e9))
     with np.errstate(all="ignore"):
         z = z.astype(z_kind)
     if single and not backward:
@@ -937,7 +938,7 @@ def _learned_qparams(m, shapes, count, kind, lo, hi, backward, single):
 
         m.number("zero_point", float(z[0]), number)
         return
-    reader = read.learned if backward else read.parameters
+    reader = read.learned_zero_point if backward else read.parameters
     array_scales(m, "scale", shapes, count, kind, floats=backward)
     array_zeros(m, "zero_point", shapes, z, no_nan, reader)
 

@@ -64,6 +64,17 @@ def learned(value, shapes):
     return parameters(value, shapes, FLOATS)
 
 
+def learned_zero_point(value, shapes):
+    """As `learned`, or integers, which stand for the float32 nearest to them."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64)):
+        whole = -(2**63) <= value < 2**63
+        value = np.array([value], np.int64) if whole else number(value)
+    if isinstance(value, (float, np.float32)):
+        return learned(value, shapes)
+    z = parameters(value, shapes)
+    return z.astype(np.float32) if known(z) and z.dtype in INTEGERS else z
+
+
 def _one(value):
     """The one element of an array of numbers."""
     if value.size != 1 or isinstance(value, (np.ma.MaskedArray, np.matrix)):
