@@ -725,6 +725,34 @@ def test_numbers_where_arrays_belong(name, shape):
             results(name, kwargs | {scale: wrong, zero_point: 0})
 
 
+#: Of those, what takes the integers of codes.
+OF_CODES = [name for name in IN_ARRAYS if "learnable" not in name]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "uint32", "int64"])
+@pytest.mark.parametrize("name", OF_CODES)
+def test_integers_of_any_width(name, kind, monkeypatch):
+    """A few zero points are taken as int32 at once, if it holds them."""
+    kwargs = usual(name, (8, 16))
+    (key,) = (key for key in kwargs if key.startswith("zero_point"))
+    kwargs[key] = kwargs[key].clip(0, 100).astype(kind)
+    wanted = results_the_long_way(name, kwargs)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", lambda x: pytest.fail("the op goes the long way"))
+        assert_same(results(name, kwargs), wanted)
+    if kind not in ("uint32", "int64"):
+        return
+    for wrong in (2**31, 2**32 - 1) if kind == "uint32" else (2**32, -(2**31) - 1, 2**63 - 1):
+        kwargs[key][-1] = wrong
+        with long_way():
+            wanted = outcome(results, name, kwargs)
+        got = outcome(results, name, kwargs)
+        if isinstance(wanted, str):
+            assert got == wanted
+        else:
+            assert_same(got, wanted)
+
+
 def test_arrays_where_numbers_belong():
     """The other way round: one scale and one zero point, wider than those of codes."""
     x = np.ones((8, 16), np.float32)

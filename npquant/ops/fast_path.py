@@ -158,6 +158,20 @@ def ways(
     return Entries(find)
 
 
+def _in_known(scale: Array, zero_point: Array, integers: dict[Any, DType]) -> Any:
+    """Few integer zero points as those that a kernel takes beside such scales, and both dtypes.
+
+    None if there are no such, or a zero point is not among them.
+    """
+    wanted = integers.get(scale.dtype)
+    if wanted is None or zero_point.dtype not in dtypes.INTEGERS or zero_point.size > PIECE:
+        return None
+    fits = np.can_cast(zero_point.dtype, wanted)
+    if not (fits or checks.outside(zero_point, *dtypes.BOUNDS[dtypes.int32]) < 0):
+        return None
+    return zero_point.astype(wanted), (scale.dtype, wanted)
+
+
 def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
     """Whether a kernel can take qparams in arrays as they are."""
     return (
@@ -248,6 +262,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         return dtype, target, types, not masked
 
     known = frozenset(kinds)
+    integers = {s: z for s, z in kinds if z in dtypes.INTEGERS}
     entries = Entries(lambda given: run.serial[key(given)] if given in known else None)
 
     turned = partial(_turned, kind, form)
@@ -312,7 +327,11 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
             return found(x, scale, zero_point, given)
         entry = entries[given]
         if entry is None:
-            return None
+            other = None if given is _NUMBERS else _in_known(scale, zero_point, integers)
+            if other is None:
+                return None
+            zero_point, given = other
+            entry = entries[given]
         if out is None:
             y = _empty(shape, target)
         else:
