@@ -100,6 +100,10 @@ EXACT = {
     "conv2d, pointwise": (ag.conv2d, [integers(0, 2, 3, 4, 4), integers(1, 5, 3, 1, 1)], {}),
     "flatten": (ag.flatten, [integers(0, 2, 3, 4)], {}),
     "flatten, from the back": (ag.flatten, [integers(0, 2, 3, 4).T], {"start_dim": -2}),
+    "reshape": (ag.reshape, [integers(0, 2, 3, 4)], {"shape": (-1, 2)}),
+    "reshape, transposed": (ag.reshape, [integers(0, 2, 3, 4).T], {"shape": [3, 1, 8]}),
+    "reshape, to one axis": (ag.reshape, [integers(0, 2, 3)], {"shape": 6}),
+    "reshape, to none": (ag.reshape, [integers(0, 1, 1)], {"shape": ()}),
     # 16 elements: a division by them is exact too.
     "mse_loss": (ag.mse_loss, [integers(0, 4, 4), integers(1, 4, 4)], {}),
     "relu": (ag.relu, [apart(0, 5, 4)], {}),
@@ -1336,6 +1340,14 @@ BAD = [
     ("flatten", (np.ones(()),), ValueError, "start_dim"),
     ("flatten", (np.ones((2, 3)), 2), ValueError, "start_dim"),
     ("flatten", (np.ones((2, 3)), 1.0), TypeError, "start_dim"),
+    *(
+        ("reshape", (np.ones((2, 3)), wrong), ValueError, "shape")
+        for wrong in (5, (2, 2), (-2, 3), (-1, -1), (-1, 4), (2, 2**70), (), (-1, 0))
+    ),
+    *(
+        ("reshape", (np.ones(2), wrong), TypeError, "shape")
+        for wrong in (None, "2", (1.0, 2), True)
+    ),
     ("mse_loss", (np.ones(2), np.ones(3)), ValueError, "target"),
     ("mse_loss", (np.ones(2), np.ones(2, F32)), TypeError, "target"),
     ("mse_loss", (np.ones(0), np.ones(0)), ValueError, "input"),

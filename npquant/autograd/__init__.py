@@ -14,6 +14,7 @@ from npquant.autograd.functional import (
     mse_loss,
     mul,
     relu,
+    reshape,
     sigmoid,
     softmax_cross_entropy,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "mse_loss",
     "mul",
     "relu",
+    "reshape",
     "sigmoid",
     "softmax_cross_entropy",
 ]

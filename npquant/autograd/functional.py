@@ -6,6 +6,7 @@ Matrix products are those of NumPy's BLAS. Gradients stand in `rules.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -452,7 +453,7 @@ def flatten(input: Array, start_dim: int = 1) -> Array:
 
     See Also
     --------
-    linear : Multiply rows by a matrix of weights, and add a bias.
+    reshape : Give the same elements other axes.
 
     Notes
     -----
@@ -472,6 +473,58 @@ def flatten(input: Array, start_dim: int = 1) -> Array:
                          f"got {show(first)}")  # fmt: skip
     kept = x.shape[: first % x.ndim]
     return x.reshape(*kept, math.prod(x.shape[len(kept) :]))
+
+
+def reshape(input: Array, shape: int | Sequence[int]) -> Array:
+    """Give the same elements other axes.
+
+    So what is done per channel of the first axis is done per token, as rows, or per group.
+
+    Parameters
+    ----------
+    input : ndarray
+        Values; float32 or float64.
+    shape : int or tuple or list of int
+        Lengths of the axes, which hold as many elements. One of them may be -1, for what is left.
+
+    Returns
+    -------
+    ndarray
+        View of `input`, or a copy where it lies in memory otherwise: a new array in any case.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or of a dtype that is not allowed. float16 and bfloat16
+        are not.
+    ValueError
+        If `shape` does not hold as many elements.
+
+    See Also
+    --------
+    flatten : Make one axis of the last ones.
+
+    Notes
+    -----
+    Corresponds to ``torch.reshape``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npquant.autograd as ag
+    >>> ag.reshape(np.zeros((4, 64)), (-1, 32)).shape
+    (8, 32)
+    """
+    x = _floats(input, "input")
+    lengths = shape if isinstance(shape, (tuple, list)) else (shape,)
+    wanted = [checks.integer(n, "shape") for n in lengths]
+    try:
+        if min(wanted, default=0) < -1:  # which NumPy takes for -1
+            raise ValueError
+        return x.reshape(wanted)
+    except (ValueError, OverflowError):
+        raise ValueError(f"shape must hold the elements of input, of shape {x.shape}, "
+                         f"got {show(shape)}") from None  # fmt: skip
 
 
 def mse_loss(input: Array, target: Array) -> Array:

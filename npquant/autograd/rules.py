@@ -217,7 +217,15 @@ def max_pool2d(
 
 def flatten(input: Array, start_dim: int = 1) -> tuple[Array, Any]:
     """The same elements with other axes."""
-    y = functional.flatten(input, start_dim)
+    return _with_its_axes(input, functional.flatten(input, start_dim))
+
+
+def reshape(input: Array, shape: Any) -> tuple[Array, Any]:
+    """The same."""
+    return _with_its_axes(input, functional.reshape(input, shape))
+
+
+def _with_its_axes(input: Array, y: Array) -> tuple[Array, Any]:
     shape = input.shape
     return y, (lambda grad: grad.reshape(shape),)
 
@@ -348,6 +356,7 @@ RULES: Final[dict[Function, Rule]] = dict(
         function(functional.conv2d, conv2d, "input", "weight", "bias"),
         function(functional.max_pool2d, max_pool2d, "input"),
         function(functional.flatten, flatten, "input"),
+        function(functional.reshape, reshape, "input"),
         function(functional.mse_loss, mse_loss, "input", "target"),
         function(functional.softmax_cross_entropy, softmax_cross_entropy, "input"),
     )

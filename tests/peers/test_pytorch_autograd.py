@@ -63,6 +63,7 @@ SHAPES = {
         {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 1)},
     ),
     "flatten": (ag.flatten, torch.flatten, [(2, 3, 4)], {"start_dim": 1}),
+    "reshape": (ag.reshape, torch.reshape, [(2, 3, 4)], {"shape": (-1, 8)}),
     "mse_loss": (ag.mse_loss, F.mse_loss, [(4, 8), (4, 8)], {}),
 }
 
@@ -85,7 +86,7 @@ def test_integers_to_the_bit(case, dtype):
 
 
 #: What rounds at most once, or the same way, in both.
-ONCE = ("add", "mul", "relu", "max_pool2d", "flatten")
+ONCE = ("add", "mul", "relu", "max_pool2d", "flatten", "reshape")
 
 
 @pytest.mark.parametrize("case", ONCE)
