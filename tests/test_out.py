@@ -778,3 +778,7 @@ def test_a_gradient_is_its_own_out_beside_a_mask_of_fewer_axes(op):
     assert_same(grad, np.array([[1, 0, 3]], np.float32))
     with pytest.raises(ValueError, match="out must be grad itself or not overlap it"):
         op(grad, np.zeros(3, bool), out=grad[:, ::-1])
+    swapped = np.arange(1.0, 4, dtype=np.dtype(np.float32).newbyteorder())
+    out = swapped.view(np.float32).reshape(1, 3)  # of the axes of a mask that has more
+    assert op(swapped, np.array([[True, False, True]]), out=out) is out
+    assert_same(out, np.array([[1, 0, 3]], np.float32))

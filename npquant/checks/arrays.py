@@ -264,10 +264,11 @@ def _repeats(y: Array) -> bool:
 
 
 def _same_elements(x: Any, y: Any) -> bool:
-    steps = zip(x.shape, x.strides, y.strides, strict=False)  # none along an axis of one
+    def steps(a: Any) -> list[tuple[int, int]]:  # none along an axis of one, which a mask may add
+        return [(n, step) for n, step in zip(a.shape, a.strides, strict=True) if n != 1]
+
     return bool(
-        x.shape == y.shape
-        and all(n == 1 or a == b for n, a, b in steps)
+        steps(x) == steps(y)
         and x.itemsize == y.itemsize
         and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )
