@@ -7,6 +7,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import npquant as nq
 import oracle
@@ -25,7 +26,7 @@ from calls import (
 from cases import assert_same
 from npquant import backend, dtypes
 from npquant.checks.calls import forget
-from npquant.cpu import loops, maps, sums, target
+from npquant.cpu import loops, maps, strided, sums, target
 from npquant.cpu.metrics import total
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_choice, fast_path
@@ -541,6 +542,19 @@ def test_gradients_of_longer_rows_and_of_more(shape):
     got = getattr(nq, name)(*args)
     assert_same(got, getattr(oracle, name)(*args))
     assert np.count_nonzero(got[1])
+
+
+@pytest.mark.parametrize("step", [1, 3, -7, 2**40])
+@pytest.mark.parametrize("shape", [(1, 2, 5000), (2, 1, 5000), (1, 3, 20_000)])
+def test_gradients_of_data_with_any_step_along_an_axis_of_one(shape, step):
+    """As those of a field of one record have: for NumPy the array is contiguous."""
+    name, (grad, x, *rest) = whose_terms_cancel(shape, None)
+    strides = [step if n == 1 else s for n, s in zip(shape, x.strides, strict=True)]
+    stepping = as_strided(x, strides=strides)
+    assert stepping.flags.c_contiguous
+    assert strided.aligned(stepping)  # and is taken as it lies
+    op = getattr(nq, name)
+    assert_same(op(grad, stepping, *rest), op(grad, x, *rest))
 
 
 def of_rows(kind, *shape, inner):

@@ -529,7 +529,8 @@ def test_what_is_written_past_the_caches(
     rows = PARALLEL_FROM // inner + 1
     q = np.random.default_rng(9).integers(-100, 100, (rows, inner)).astype(read)
     scales, bounds = np.linspace(0.3, 3, rows, dtype=np.float32), (-128, 127, read)
-    for zeros in (np.zeros(rows, np.int32), np.zeros(rows, np.int64)):  # the short and the long way
+    for kind in (np.int32, np.float64):  # the short and the long way
+        zeros = np.zeros(rows, kind)
         args = q, scales, zeros, 0, *bounds
         expected = oracle.dequantize_per_channel(*args, out_dtype=written)
         out = np.empty(q.shape, written)
@@ -547,7 +548,8 @@ def test_short_groups_past_the_caches(inner, past_caches, kernels, monkeypatch):
     rows = PARALLEL_FROM // inner + 3
     q = np.random.default_rng(10).integers(-128, 128, (rows, inner)).astype(np.int8)
     scales = np.linspace(0.3, 3, rows, dtype=np.float32)
-    for zeros in (np.zeros(rows, np.int32), np.zeros(rows, np.int64)):  # the short and the long way
+    for kind in (np.int32, np.float64):  # the short and the long way
+        zeros = np.zeros(rows, kind)
         args = q, scales, zeros, 0, -128, 127, np.int8
         out = np.empty(q.shape, np.float32)
         kernels.clear()
@@ -652,7 +654,7 @@ def test_float8_of_integers_past_the_caches(target, kernels, monkeypatch):
     inner = 700
     rows = PARALLEL_FROM // inner + 1
     x = np.random.default_rng(7).integers(-128, 128, (rows, inner)).astype(np.int8)
-    scales, zeros = np.linspace(0.3, 3, rows, dtype=np.float32), np.zeros(rows, np.int64)
+    scales, zeros = np.linspace(0.3, 3, rows, dtype=np.float32), np.zeros(rows, np.float64)
     lo, hi = (int(v) for v in BOUNDS[target])
     expected = oracle.quantize_per_token(x, scales, zeros, lo, hi, target)
     for place in (0, 13):

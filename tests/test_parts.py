@@ -387,6 +387,30 @@ def test_arrays_are_not_addressed_as_the_stack_is(name):
         assert "(%rbp,%" not in text
 
 
+#: Prints digests of what a processor makes of every float16, and of floats about and between them.
+HALVES = """if True:
+    import zlib, numpy as np, npquant as nq
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    wide = nq.convert_element_type(halves, np.float32)
+    near = wide.view(np.uint32)[:, None] + np.array([-1, 0, 1, 0xFFF, 0x1000, 0x1001])
+    drawn = np.random.default_rng(0).integers(0, 1 << 32, 100_000)
+    floats = np.concatenate([near.ravel(), drawn]).astype(np.uint32).view(np.float32)
+    codes = np.arange(256, dtype=np.uint8)
+    made = [nq.dequantize_per_tensor(codes.view(nq.dtypes.canonical(t, "t")), 1.0, 0, -8, 7, t)
+            for t in ("float8_e4m3fn", "float8_e5m2")]
+    print([zlib.crc32(a.tobytes()) for a in (wide, nq.convert_element_type(floats, np.float16),
+           nq.quantize_per_tensor(halves, 0.1, 3, -128, 127, np.int8), *made)])
+"""
+
+
+@of_x86
+def test_float16_on_processors_that_do_not_know_it():
+    """Their bits, NaN included, are those of processors that do: see test_primitives.py."""
+    found = compiled_for("generic", "", HALVES)
+    assert "[" in found
+    assert found == compiled_for("haswell", "+avx2,+fma,+f16c", HALVES)
+
+
 def test_what_is_not_inlined_is_the_kernels_own():
     """Nobody else finds it by its name, which is another's in another process."""
     float32, float64, int64 = map(np.dtype, (np.float32, np.float64, np.int64))

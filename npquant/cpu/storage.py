@@ -7,6 +7,7 @@ primitives know how to widen and how to make.
 
 from __future__ import annotations
 
+import platform
 from typing import Any, Final
 
 import ml_dtypes
@@ -15,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from npquant.cpu.instructions import read_as
+from npquant.cpu.instructions import compiled_for, read_as
 from npquant.cpu.lowered import called
 
 
@@ -87,8 +88,45 @@ _as_e4m3fn, _as_e5m2 = _to[E4M3FN], _to[E5M2]
 as_number = _reinterpret(FLOAT8_NUMBER)
 
 
+def _knows_halves() -> bool:
+    """Whether the processor converts float16: for others LLVM calls what no process has."""
+    return platform.machine() not in ("x86_64", "AMD64") or compiled_for("f16c")
+
+
 def _half_widened(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-    return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+    if _knows_halves():
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+    word, real = ir.IntType(32), ir.FloatType()
+    h = builder.zext(args[0], word)
+    magnitude = builder.and_(h, word(0x7FFF))
+    there = builder.shl(magnitude, word(13))  # with an exponent that is 112 less
+    number = builder.bitcast(builder.fmul(builder.bitcast(there, real), real(2.0**112)), word)
+    quiet = builder.select(builder.icmp_unsigned(">", magnitude, word(0x7C00)),
+                           word(0x7FC00000), word(0x7F800000))  # fmt: skip
+    finite = builder.icmp_unsigned("<", magnitude, word(0x7C00))
+    number = builder.select(finite, number, builder.or_(there, quiet))
+    sign = builder.shl(builder.and_(h, word(0x8000)), word(16))
+    return builder.bitcast(builder.or_(number, sign), real)
+
+
+def _half_narrowed(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+    if _knows_halves():
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+    word, real = ir.IntType(32), ir.FloatType()
+    v = builder.bitcast(args[0], word)
+    a = builder.and_(v, word(0x7FFFFFFF))
+    # As in `_round_float8`.
+    last = builder.lshr(a, word(13))
+    normal = builder.add(builder.add(a, word(0xFFF - (112 << 23))), builder.and_(last, word(1)))
+    low = builder.bitcast(builder.fadd(builder.bitcast(a, real), real(0.5)), word)
+    low = builder.sub(low, builder.bitcast(real(0.5), word))
+    subnormal = builder.icmp_unsigned("<", a, word(113 << 23))
+    h = builder.select(subnormal, low, builder.lshr(normal, word(13)))
+    h = builder.select(builder.icmp_unsigned("<", h, word(0x7C00)), h, word(0x7C00))
+    payload = builder.or_(builder.and_(last, word(0x1FF)), word(0x7E00))
+    h = builder.select(builder.icmp_unsigned(">", a, word(0x7F800000)), payload, h)
+    sign = builder.and_(builder.lshr(v, word(16)), word(0x8000))
+    return builder.trunc(builder.or_(h, sign), ir.IntType(16))
 
 
 def _bfloat16_widened(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
@@ -118,10 +156,7 @@ def half_to_float32_alone(context: Any, v: types.Type) -> Any:
 
 @intrinsic
 def _float32_to_half(context: Any, v: types.Type) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return FLOAT16(v), codegen
+    return FLOAT16(v), _half_narrowed
 
 
 @called

@@ -115,12 +115,13 @@ def steps_over_every_second(
 
 def aligned(a: Array) -> bool:
     """Whether all elements of `a` lie where its dtype wants them."""
-    return a.flags.aligned and _whole_steps(a.strides, a.itemsize)
+    return a.flags.aligned and _whole_steps(*lying(a))
 
 
 @lru_cache(maxsize=256)
-def _whole_steps(strides: tuple[int, ...], itemsize: int) -> bool:
-    return not any(s % itemsize for s in strides)
+def _whole_steps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Nothing steps along an axis of one, whatever NumPy says."""
+    return not any(s % itemsize for n, s in zip(shape, strides, strict=True) if n > 1)
 
 
 def every_second(a: Array) -> bool:

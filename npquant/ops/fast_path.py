@@ -467,13 +467,12 @@ def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
         if not (type(grad) is _Array and grad.dtype == dtype and grad.shape == shape):
             return None
         way = None
-        if not (
-            run is not None and (grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))
-        ):
+        flat = (grad.flags.carray or plain(grad)) and (x.flags.carray or plain(x))
+        if run is None or not flat:
             if n > PACKED and grad.flags.aligned and x.flags.aligned:
                 way = known[grad.strides, x.strides]
             if way is None:
-                return by_strides[x.strides](data, scale, zero_point) if n <= PIECE else None
+                return None if flat or n > PIECE else by_strides[x.strides](data, scale, zero_point)
         if not (
             type(scale) is type(zero_point) is _Array
             and scale.dtype is zero_point.dtype is _float32
