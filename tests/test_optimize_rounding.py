@@ -22,6 +22,7 @@ from npquant.adaround import (
     optimize_rounding,
 )
 from npquant.adaround.optimize import UNDECIDED, _Moments, _Rows
+from npquant.modules import FakeQuantize, LearnableFakeQuantize, MinMaxObserver
 from npquant.optim import Adam
 
 F32 = np.dtype(np.float32)
@@ -647,6 +648,14 @@ ERRORS = {
     "weight float64": (
         {"layers": Linear(W.astype(np.float64))}, TypeError,
         "layers[0].weight must have the dtype float32, got float64"),
+    "an activation that observes": (
+        {"layers": Linear(W, activation=FakeQuantize())}, ValueError, "its observer_enabled is on"),
+    "an activation that estimates": (
+        {"layers": Linear(W, activation=LearnableFakeQuantize(MinMaxObserver))},
+        ValueError,
+        "layers[0].activation must give the same for the same rows, got a module that observes"),
+    "a function that observes": (
+        {"layers": [FakeQuantize(), Linear(W)]}, ValueError, "layers[0] must give the same for"),
     "weight of a vector": ({"layers": Linear(B)}, ValueError, "must have the shape (outputs, inp"),
     "kernel of two axes": ({"layers": Conv2d(W)}, ValueError, "must have the shape (K, C, h, w)"),
     "weight empty": ({"layers": Linear(W[:0])}, ValueError, "with elements, got (0, 4)"),

@@ -11,10 +11,12 @@ import numpy as np
 import npquant as nq
 from npquant import autograd as ag
 from npquant import checks
+from npquant.arrays import on_host
 from npquant.autograd import functional
 from npquant.autograd.rules import RULES
 from npquant.dtypes import float32
 from npquant.errors import show
+from npquant.owners import is_array
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +38,8 @@ class Linear:
         Bias, float32. By default none.
     activation : step, optional
         What the loss sees the outputs through: `npquant.autograd.relu` or another step of a tape,
-        or an object with a method ``forward(apply, x)``. By default nothing.
+        or an object with a method ``forward(apply, x)``, such as a `FakeQuantize` whose observer
+        is off. By default nothing.
 
     Examples
     --------
@@ -241,7 +244,19 @@ def checked_layer(value: Layer, name: str) -> Layer:
             f"{name}.activation must be a step of npquant.autograd, an object with a method "
             f"forward(apply, x), or None, got {show(step)}"
         )
+    check_settled(step, f"{name}.activation")
     return replace(value, weight=weight, bias=bias)
+
+
+def check_settled(step: Any, name: str) -> None:
+    """Refuse a module that observes: what it gives for a row would depend on those before."""
+    switch = "static_enabled" if hasattr(step, "static_enabled") else "observer_enabled"
+    found = getattr(step, switch, None)
+    if is_array(found) and np.any(on_host(found)):
+        raise ValueError(
+            f"{name} must give the same for the same rows, got a module that observes: its "
+            f"{switch} is on"
+        )
 
 
 def checked_grid(value: Any, name: str, weight: Array) -> Grid:

@@ -19,6 +19,7 @@ from npquant.adaround.layers import (
     Layer,
     Linear,
     check_fit,
+    check_settled,
     checked_gram,
     checked_grid,
     checked_layer,
@@ -167,7 +168,7 @@ def optimize_rounding(
     layers : Linear, Conv2d, or sequence of these and of functions
         Layers in the order of computation. A function of an array, such as
         `npquant.autograd.flatten`, stands for what is computed between two layers, each row for
-        itself.
+        itself. A module among them, or in a layer, must not observe.
     grids : Grid or sequence of Grid
         The values that weights may take: one for each layer that is not a function.
     inputs : ndarray of shape (rows, ...) or Gram
@@ -219,10 +220,10 @@ def optimize_rounding(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If shapes do not fit, a number is not finite or out of its range, or no row is left to learn
-        from; or the mean square of a layer's outputs, or that of its inputs relative to it, is too
-        large or too small for float32. Nothing has been learned then, unless earlier layers have
-        put out such numbers.
+        If shapes do not fit, a number is not finite or out of its range, a module observes, or no
+        row is left to learn from; or the mean square of a layer's outputs, or that of its inputs
+        relative to it, is too large or too small for float32. Nothing has been learned then, unless
+        earlier layers have put out such numbers.
 
     See Also
     --------
@@ -573,6 +574,8 @@ def _checked_layers(layers: Any, grids: Any, single: bool) -> tuple[list[Any], l
             raise TypeError(
                 f"layers[{i}] must be a Linear, a Conv2d or a function, got {show(layer)}"
             )
+        else:
+            check_settled(layer, f"layers[{i}]")
         chain.append(layer)
     learned = [layer for layer in chain if isinstance(layer, Layer)]
     if not learned:

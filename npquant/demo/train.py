@@ -379,7 +379,7 @@ def run_training(
         weights=sum(layer.weight.size for layer in layers),
         adaround_steps=steps,
         lsq_epochs=epochs,
-        seeds=list(seeds),
+        seeds=[int(seed) for seed in seeds],
         accuracy_float=judged(layers),
         rows=[row(way) for way in ways],
         seconds=seconds,
