@@ -488,9 +488,6 @@ class Entry:
         self.name, self.noted = kernel.name, noted
         self._arguments = target.Arguments(kernel._make(*key)[1])
 
-    def __call__(self, blocks, threads, args, on):
-        self.launch(target.sizes(blocks, threads), target.flattened(args), on)
-
     def launch(self, grid, values, on):
         places = [v for _, v, _ in self.pointers(values)]
         kept = [v for v in values if v not in places]
@@ -1070,7 +1067,8 @@ def test_a_context_in_every_thread(monkeypatch):
     monkeypatch.setattr(target, "_thread", target._Thread())
     monkeypatch.setattr(target, "_devices", [])
     kernel = target.Kernel(None, "nothing")
-    kernel._entries[()] = lambda *args: launched.append(list(devices.asked))
+    entry = SimpleNamespace(launch=lambda *args: launched.append(list(devices.asked)))
+    kernel._entries[()] = entry
 
     def launch():
         for _ in range(2):

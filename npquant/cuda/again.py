@@ -18,7 +18,6 @@ import numpy as np
 
 from npquant.cuda import target
 from npquant.cuda.arrays import KINDS, DeviceArray, device, memory
-from npquant.cuda.target import flattened, sizes
 from npquant.cuda.vectors import ACCESS
 from npquant.cuda.watch import watch
 from npquant.owners import on_device
@@ -88,14 +87,14 @@ class _Recording:
         if like.library is not self._lead.library or y.pointer % ACCESS:
             self._understood = False
 
-    def launched(self, entry: Any, blocks: Any, threads: Any, args: Any, on: int) -> None:
-        values = flattened(args)
+    def launched(self, entry: Any, grid: tuple[int, ...], values: list[Any], on: int) -> None:
+        """It is over, so `values` are the recording's."""
         pointers = [(i, *self._place(v), told) for i, v, told in entry.pointers(values)]
         if on != self._on or [1 for _, array, *_ in pointers if array is None]:
             self._understood = False
         for i, *_ in pointers:
             values[i] = None  # of the simulator's memory nothing is kept
-        self._launches.append((entry, sizes(blocks, threads), values, pointers))
+        self._launches.append((entry, grid, values, pointers))
 
     def _place(self, address: int) -> tuple[Any, int]:
         """The array that an address is of, and how far it is from where that begins."""

@@ -164,9 +164,10 @@ class Kernel:
         if entry is None:
             with no_collection():
                 entry = self._entries[key] = self._compiled(key)
-        entry(blocks, threads, args, on)
+        grid, values = sizes(blocks, threads), flattened(args)
+        entry.launch(grid, values, on)
         if watch.recording is not None:
-            watch.recording.launched(entry, blocks, threads, args, on)
+            watch.recording.launched(entry, grid, values, on)
 
     def _compiled(self, key: Key) -> Any:
         function, signature = self._make(*key)
@@ -216,11 +217,8 @@ class _Compiled:
         self._function = driver.CUfunction(int(self._kernel.handle))
         self._arguments = Arguments(signature)
 
-    def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
-        self.launch(sizes(blocks, threads), flattened(args), on)
-
     def launch(self, grid: tuple[int, ...], values: list[Any], on: Any) -> None:
-        """The same of a grid in all its axes, and of what the kernel receives."""
+        """Launch a grid, in all its axes, on a stream; `values` are what the kernel receives."""
         try:
             room = _rooms.pop()
         except IndexError:
@@ -330,9 +328,6 @@ class _Simulated:
 
     def __init__(self, function: Any, signature: Types) -> None:
         self._function, self._signature = function, signature
-
-    def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], on: Any) -> None:
-        self.launch(sizes(blocks, threads), flattened(args), on)
 
     def launch(self, grid: tuple[int, ...], values: list[Any], on: Any) -> None:
         """As `_Compiled` has it."""
