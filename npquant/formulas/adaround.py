@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npquant.formulas.base import clamp, formula, plain_nan
-from npquant.formulas.elementary import log, log2, power, raised, sigmoid, stretched_logit
+from npquant.formulas.elementary import log, log2, raised, sigmoid, stretched_logit
 from npquant.primitives import by_precision, floor, fma, item, like, rounded_code, widen
 
 #
@@ -207,7 +207,7 @@ def regularizer_term(values: Any, made: Any, beta: Any) -> Any:
 def adaround_regularizer(values: Any, beta: Any) -> Any:
     """1 - |2h - 1|**beta: 1 in the middle, 0 where h has decided."""
     d = regularizer_decided(values, (), beta)
-    return like(np.float32(1), d) - power(d, beta)
+    return regularizer_term(values, (d, regularizer_log2(values, (d,), beta)), beta)
 
 
 @formula

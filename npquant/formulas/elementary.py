@@ -185,16 +185,10 @@ def log2(v: Any) -> Any:
 
 @formula
 def raised(v: Any, t: Any) -> Any:
-    """v**exponent, of t = exponent * log2(v); see `power`."""
-    y = by_precision(t, _exp2_32, _exp2_64)
-    return y if v > like(np.float32(0), v) else v
-
-
-@formula
-def power(v: Any, exponent: Any) -> Any:
-    """v**exponent, of 0 <= v <= 1 and an exponent >= 0; 0 of 0, whatever the exponent.
+    """v**exponent, of t = exponent * log2(v), 0 <= v <= 1 and an exponent >= 0; 0 of v = 0.
 
     Within 4 * 2**-23, or 4 * 2**-52: an error of the logarithm weighs most where the power is 1/e.
     NaN stays NaN.
     """
-    return raised(v, exponent * log2(v))
+    y = by_precision(t, _exp2_32, _exp2_64)
+    return y if v > like(np.float32(0), v) else v
