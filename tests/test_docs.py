@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,34 @@ from numpydoc.docscrape import get_doc_object
 from numpydoc.validate import ERROR_MSGS, validate
 
 import npquant as nq
+import npquant.autograd as ag
+import npquant.modules as npq
 
 #: The rules of numpydoc: all but GL01, which wants the summary on the line below the quotes.
 RULES = set(ERROR_MSGS) - {"GL01"}
+#: What a method need not have, and methods of modules that need none of it.
+OF_METHODS = ("SA01", "EX01", "ES01")
+OF_THE_BASE = {"forward", "load_state_dict", "state_dict", "extra_repr"}
 
 NAMES = nq.__all__
+TAPE_METHODS = [f"Tape.{name}" for name in ("apply", "gradient", "record", "watch")]
+#: The modules and observers, without what they are made from.
+KINDS = [n for n in npq.__all__ if n not in ("FakeQuantizeBase", "Module", "Observer")]
+#: What has every section that numpydoc knows.
+COMPLETE = {
+    "npquant": NAMES,
+    "npquant.autograd": [*ag.__all__, *TAPE_METHODS],
+    "npquant.modules": KINDS,
+}
+#: Of these, what raises a TypeError and a ValueError. `relu` and `sigmoid` refuse types alone.
+RAISING = {
+    **COMPLETE,
+    "npquant.autograd": [
+        name
+        for name in ag.__all__
+        if inspect.isfunction(getattr(ag, name)) and name not in ("call", "relu", "sigmoid")
+    ],
+}
 ROOT = Path(nq.__file__).parents[1]
 #: The modules with examples.
 MODULES = [
@@ -46,9 +70,27 @@ OWN = [
 PYTORCH = ("``torch.", "PyTorch has no such")
 
 
-def section(name, title):
-    """Return a section of the docstring of a public name."""
-    return get_doc_object(getattr(nq, name))[title]
+def each(names):
+    """A test of each name in a module, as in `COMPLETE`."""
+    params = [pytest.param(m, n, id=n) for m, found in names.items() for n in found]
+    return pytest.mark.parametrize(("module", "name"), params)
+
+
+def errors(name, without=()):
+    """What numpydoc finds wrong with a docstring, but for the rules `without` which it may be."""
+    rules = RULES - {*without}
+    return [e for e in validate(name)["errors"] if e[0] in rules]
+
+
+def methods(found):
+    """The names of the public methods of a class; none of a function."""
+    public = [m for m in dir(found) if m[0] != "_" and callable(getattr(found, m))]
+    return public if isinstance(found, type) else []
+
+
+def section(found, title):
+    """Return a section of the docstring of a public object."""
+    return get_doc_object(found)[title]
 
 
 def examples(found):
@@ -56,35 +98,43 @@ def examples(found):
     return [test for test in doctest.DocTestFinder().find(found, globs={}) if test.examples]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_docstring_is_complete(name):
-    assert [e for e in validate(f"npquant.{name}")["errors"] if e[0] in RULES] == []
+@each(COMPLETE)
+def test_docstring_is_complete(module, name):
+    assert errors(f"{module}.{name}") == []
 
 
 @pytest.mark.parametrize(("module", "name"), [pytest.param(m, n, id=n) for m, n in OWN])
 def test_docstring_of_a_module_is_complete(module, name):
     """Classes with their methods, which need no more than a summary and their sections."""
-    found = getattr(module, name)
-    methods = [
-        m
-        for m in dir(found)
-        if isinstance(found, type) and m[0] != "_" and callable(getattr(found, m))
-    ]
-    for part in ("", *(f".{m}" for m in methods)):
-        rules = RULES - ({"SA01", "EX01", "ES01"} if part else {"SA01", "ES01"})
-        full = f"{module.__name__}.{name}{part}"
-        assert [e for e in validate(full)["errors"] if e[0] in rules] == [], full
+    full = f"{module.__name__}.{name}"
+    assert errors(full, ("SA01", "ES01")) == []
+    for method in methods(getattr(module, name)):
+        assert errors(f"{full}.{method}", OF_METHODS) == [], method
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_docstring_names_its_errors(name):
-    assert [error.type for error in section(name, "Raises")] == ["TypeError", "ValueError"]
+@pytest.mark.parametrize("name", KINDS)
+def test_docstring_of_a_method_is_complete(name):
+    """But of those that the base explains."""
+    for method in {*methods(getattr(npq, name))} - OF_THE_BASE:
+        assert errors(f"npquant.modules.{name}.{method}", OF_METHODS) == [], method
+
+
+@each(RAISING)
+def test_docstring_names_its_errors(module, name):
+    raises = section(getattr(importlib.import_module(module), name), "Raises")
+    assert [error.type for error in raises] == ["TypeError", "ValueError"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_names_the_op_of_pytorch(name):
-    notes = " ".join(section(name, "Notes"))
+    notes = " ".join(section(getattr(nq, name), "Notes"))
     assert any(words in notes for words in PYTORCH)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_docstring_names_the_module_of_pytorch(name):
+    notes = " ".join(section(getattr(npq, name), "Notes"))
+    assert ("``torch.ao.quantization." in notes) != ("PyTorch has no such" in notes)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,8 +8,6 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from numpydoc.docscrape import get_doc_object
-from numpydoc.validate import ERROR_MSGS, validate
 
 import npquant as nq
 import npquant.autograd as ag
@@ -1682,26 +1680,6 @@ def test_a_child_is_an_observer():
         object.__new__(FakeQuantize).__setstate__(state)
     module.activation_post_process = MovingAverageMinMaxObserver()
     assert module(np.ones(3, np.float32)).shape == (3,)
-
-
-# --- documentation ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
-def test_docstring(kind):
-    rules = set(ERROR_MSGS) - {"GL01"}
-    name = f"npquant.modules.{kind.__name__}"
-    assert [e for e in validate(name)["errors"] if e[0] in rules] == []
-    doc = get_doc_object(kind)
-    assert [e.type for e in doc["Raises"]] == ["TypeError", "ValueError"]
-    notes = " ".join(doc["Notes"])
-    assert ("``torch.ao.quantization." in notes) != ("PyTorch has no such" in notes)
-    methods = [m for m in dir(kind) if m[0] != "_" and callable(getattr(kind, m))]
-    # As for optimizers: no more than a summary and their sections.
-    rules -= {"SA01", "EX01", "ES01"}
-    for method in set(methods) - {"forward", "load_state_dict", "state_dict", "extra_repr"}:
-        errors = validate(f"{name}.{method}")["errors"]
-        assert [e for e in errors if e[0] in rules] == [], method
 
 
 def test_public_names():
