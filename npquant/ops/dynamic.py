@@ -10,9 +10,9 @@ import numpy as np
 from npquant import arrays, checks, dtypes
 from npquant.ops.fast_choice import Dynamic, fast_dynamic
 from npquant.ops.qparams import (
+    choice_of_tokens,
     choose_qparams_per_token,
     choose_qparams_per_token_asymmetric,
-    of_tokens,
 )
 from npquant.ops.quantize import quantize_per_token
 from npquant.owners import Array
@@ -111,7 +111,7 @@ def _plan(
 ) -> tuple[Callable[..., Any], tuple[int, int], Dynamic]:
     """What chooses, the bounds of the codes, and what does it all at once."""
     symmetric = checks.switch(symmetric, "symmetric", kind)
-    choice, _ = of_tokens(shape, dtype, kind, symmetric)
+    choice, _ = choice_of_tokens(shape, dtype, kind, symmetric)
     if symmetric:
         choose, kernel = choose_qparams_per_token, "dynamic_per_token"
     else:

@@ -246,7 +246,7 @@ def choose_qparams_per_token(input: Array, dtype: Any) -> tuple[Array, Array]:
     """
     x = checks.real(input)
     dtypes.of_tokens(dtype)
-    choice, at_once = of_tokens(x.shape, x.dtype, type(x), True)
+    choice, at_once = choice_of_tokens(x.shape, x.dtype, type(x), True)
     done = at_once(x)
     return _choose_per_token(x, choice, True) if done is None else done
 
@@ -313,7 +313,7 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
     """
     x = checks.real(input)
     dtypes.target(dtype)
-    choice, at_once = of_tokens(x.shape, x.dtype, type(x), False)
+    choice, at_once = choice_of_tokens(x.shape, x.dtype, type(x), False)
     done = at_once(x)
     return _choose_per_token(x, choice, False) if done is None else done
 
@@ -534,7 +534,7 @@ def _choose_per_token(x: Array, choice: Choice, symmetric: bool) -> tuple[Array,
 
 
 @checks.remembered
-def of_tokens(
+def choice_of_tokens(
     shape: tuple[int, ...], dtype: dtypes.DType, kind: type, symmetric: bool
 ) -> tuple[Choice, FastPath]:
     """How qparams of rows are chosen, and what does it all at once if it can."""
