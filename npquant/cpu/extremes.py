@@ -18,11 +18,10 @@ from npquant.cpu.folded import folds, ranges_by_folding
 from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_TO_READ
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import from_line
-from npquant.cpu.segments import Function
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import LONGER_ROW, VIEWS, lend, long_row, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, Function, Kernel, Types, array_type
 from npquant.cpu.vectors import VECTORS, extremes_in_vectors, extremes_in_vectors_fetched
 from npquant.formulas.base import extremes_of
 from npquant.formulas.histogram import finite_key_above, finite_key_below

@@ -21,9 +21,8 @@ from npquant.cpu.fetching import to_line
 from npquant.cpu.lanes import TOGETHER, add_columns, add_terms, folded, sums_together
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import from_line, local
-from npquant.cpu.segments import Function
 from npquant.cpu.strided import given, lend, placed, room, taken
-from npquant.cpu.target import GRAIN
+from npquant.cpu.target import GRAIN, Function
 from npquant.layout import LANES, TILE
 from npquant.primitives import each, item, masked, store
 

@@ -19,9 +19,8 @@ from npquant.cpu.borrowed import Borrowed, keep
 from npquant.cpu.channels import as_they_lie, by_view, channel_pieces
 from npquant.cpu.lowered import called
 from npquant.cpu.searches import bin_of_part, search_of_ends
-from npquant.cpu.segments import Function
 from npquant.cpu.strided import VIEWS, lend, long_row, room, taken, up_to_row
-from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type, compiled, threads
+from npquant.cpu.target import PARALLEL_FROM, Function, Kernel, Types, array_type, compiled, threads
 from npquant.cpu.walk import PIECE
 from npquant.dtypes import float32, float64, int64
 from npquant.formulas import histogram as f

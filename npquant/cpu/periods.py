@@ -19,7 +19,6 @@ from npquant.cpu.lowered import called
 from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import (
     LINES,
-    Function,
     end_past,
     fetched_past,
     next_past,
@@ -27,6 +26,7 @@ from npquant.cpu.segments import (
     write_rest,
     written_past,
 )
+from npquant.cpu.target import Function
 from npquant.primitives import each, store
 
 #: A shorter period is repeated up to it.

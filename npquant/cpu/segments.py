@@ -11,7 +11,6 @@ A function here takes the formulas of an `Elementwise`, and gives a segment for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,8 @@ from npquant.cpu.lowered import called, inlined
 from npquant.cpu.pairs import pairs_of
 from npquant.cpu.past import settle, waiting_for, write_past
 from npquant.cpu.steps import STRIP, STRIP_PAST, in_steps
+from npquant.cpu.target import Function
 from npquant.primitives import at, each, store
-
-#: A formula, or a segment.
-Function = Callable[..., Any]
 
 #: Runs up to LONG of a multiple of BLOCK elements have a loop without a rest; longer ones begin at
 #: a line of the cache, and are done LONG elements at a time, which takes a little less time where

@@ -49,11 +49,19 @@ from npquant.cpu.lanes import TOGETHER, add_terms, folded
 from npquant.cpu.loops import NUMBER_TYPES, number_type
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
-from npquant.cpu.segments import Function
 from npquant.cpu.steps import in_steps
 from npquant.cpu.strided import VIEWS, lend, room, taken
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, array_types, threads
+from npquant.cpu.target import (
+    GRAIN,
+    PARALLEL_FROM,
+    Function,
+    Kernel,
+    Types,
+    array_type,
+    array_types,
+    threads,
+)
 from npquant.cpu.walk import contiguous, plain, readable
 from npquant.dtypes import DType, float32, float64
 from npquant.layout import GROUP, LANES, TILE, Granularity, rows_of_tensor, whole

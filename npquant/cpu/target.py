@@ -88,6 +88,8 @@ def threads() -> int:
 
 
 Types = tuple[Any, ...]
+#: A formula, or a segment.
+Function = Callable[..., Any]
 Key = tuple[Hashable, ...]
 
 
