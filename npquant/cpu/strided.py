@@ -100,7 +100,7 @@ def view(a: Array) -> Array:
 
 
 @lru_cache(maxsize=256)
-def contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+def in_c_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether what lies so, and is not empty, follows one another in C order."""
     return _joined(shape, strides, itemsize) == ((prod(shape), itemsize),)
 

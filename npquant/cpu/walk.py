@@ -138,7 +138,7 @@ def seen_at_once(
     if layout is None:
         order = None
     turned = [w if w is None or order is None else _transposed(w, order) for w in lying]
-    bent = [None if w is None or strided.contiguous(*w) else w for w in turned]
+    bent = [None if w is None or strided.in_c_order(*w) else w for w in turned]
     views = None
     if layout is None or not all(w is None or strided.steps_over_every_second(*w) for w in bent):
         views = strided.views_of(*bent)
@@ -210,7 +210,7 @@ def common_order(arrays: list[Array]) -> tuple[bool, tuple[int, ...] | None]:
 @lru_cache(maxsize=256)
 def _lie_alike(*lying: strided.Lying) -> tuple[bool, tuple[int, ...] | None]:
     """The same of arrays that lie so."""
-    if all(strided.contiguous(*w) for w in lying):
+    if all(strided.in_c_order(*w) for w in lying):
         return True, None
     orders = {order_of_strides(*w) for w in lying}
     order = orders.pop() if len(orders) == 1 else None

@@ -24,7 +24,8 @@ from npquant.ops.fused import SMALL_SCALE
 from npquant.state import seen
 
 _FLOAT, _INT32 = dtypes.float32, dtypes.int32
-_SWITCH = np.dtype(np.uint8)
+#: As what switches are kept.
+SWITCH = np.dtype(np.uint8)
 
 
 class FakeQuantizeBase(Module):
@@ -55,7 +56,7 @@ class FakeQuantizeBase(Module):
 
     _switches: ClassVar[tuple[str, ...]] = ("fake_quant_enabled", "observer_enabled")
     _buffers = _switches
-    _kinds: ClassVar[Kinds] = dict.fromkeys(_switches, (_SWITCH, dtypes.int64))
+    _kinds: ClassVar[Kinds] = dict.fromkeys(_switches, (SWITCH, dtypes.int64))
     _modules = ("activation_post_process",)
 
     fake_quant_enabled: Array
@@ -84,7 +85,7 @@ class FakeQuantizeBase(Module):
 
     def _switch(self, name: str, enabled: Any) -> None:
         on = checks.switch(enabled, "enabled")
-        setattr(self, name, np.array([on], getattr(self, name, np.empty(0, _SWITCH)).dtype))
+        setattr(self, name, np.array([on], getattr(self, name, np.empty(0, SWITCH)).dtype))
 
     def _on(self, name: str) -> bool:
         return bool(getattr(self, name)[0])

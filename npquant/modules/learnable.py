@@ -16,7 +16,7 @@ from npquant.autograd import Parameter
 from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.fake_quantize import _SWITCH, FakeQuantizeBase, in_rows
+from npquant.modules.fake_quantize import SWITCH, FakeQuantizeBase, in_rows
 from npquant.modules.module import Array, Kinds, check_eps, check_shape, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
@@ -159,7 +159,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     _switches = (*FakeQuantizeBase._switches, "static_enabled", "learning_enabled")
     _buffers = (*_switches, "eps")
     _kinds: ClassVar[Kinds] = {
-        **dict.fromkeys(_switches, (_SWITCH, dtypes.int64)),
+        **dict.fromkeys(_switches, (SWITCH, dtypes.int64)),
         "eps": (_FLOAT,),
         **dict.fromkeys(_parameters, tuple(sorted(dtypes.FLOATS, key=str))),
     }

@@ -14,7 +14,7 @@ from npquant.arrays import copy as copied
 from npquant.autograd import Parameter, call
 from npquant.dtypes import names
 from npquant.errors import show
-from npquant.owners import on_device
+from npquant.owners import OTHERWISE, on_device
 from npquant.state import remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
@@ -283,7 +283,7 @@ def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]] | None) -> A
 
     It must have one of the `dtypes`, or any but objects.
     """
-    if not isinstance(value, np.ndarray) or isinstance(value, (np.ma.MaskedArray, np.matrix)):
+    if not isinstance(value, np.ndarray) or isinstance(value, OTHERWISE):
         raise TypeError(f"{key} must be a NumPy array, got {seen(value)}")
     array = np.array(value, order="C")
     if dtypes is None:
