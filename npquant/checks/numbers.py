@@ -99,14 +99,6 @@ def finite_float32(value: Any, name: str) -> float:
     return finite(value, name, None, BEYOND[float32])
 
 
-def scale_number(value: Any, kind: type | None = None) -> float:
-    """A scale: positive and finite."""
-    scale = number(value, "scale", kind)
-    if 0.0 < scale < math.inf:
-        return scale
-    raise ValueError(f"scale must be positive and finite, got {scale}")
-
-
 def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> float:
     """A scale that stays positive and finite in float32, in which it is used."""
     scale = number(value, name, kind)
@@ -117,9 +109,12 @@ def scale_float32(value: Any, name: str = "scale", kind: type | None = None) -> 
 
 def scale_in(precision: DType, value: Any, kind: type | None = None) -> float:
     """A scale that stays positive and finite in the precision in which it is used."""
-    if precision == float64:
-        return scale_number(value, kind)
-    return scale_float32(value, "scale", kind)
+    if precision != float64:
+        return scale_float32(value, "scale", kind)
+    scale = number(value, "scale", kind)
+    if 0.0 < scale < math.inf:
+        return scale
+    raise ValueError(f"scale must be positive and finite, got {scale}")
 
 
 def least_scale(value: Any, kind: type | None = None) -> float:
@@ -239,18 +234,13 @@ def finite(value: Any, name: str, kind: type | None = None, beyond: float = math
     return v
 
 
-def single(value: Any, name: str) -> Any:
-    """A number, or an array of shape (1,) or ()."""
-    if isinstance(value, ARRAYS) and value.shape not in ONE:
-        raise ValueError(f"{name} must have the shape (1,) or (), got {value.shape}")
-    return value
-
-
-def single_number(value: Any, name: str, kind: type | None = None) -> float:
+def single_number(value: Any, name: str, kind: type | None) -> float:
     """A real number, or an array of shape (1,) or () that holds one."""
     if type(value) is np.ndarray and value.size == 1 >= value.ndim and value.dtype in REALS:
         return float(value.item())
-    return number(single(value, name), name, kind)
+    if isinstance(value, ARRAYS) and value.shape not in ONE:
+        raise ValueError(f"{name} must have the shape (1,) or (), got {value.shape}")
+    return number(value, name, kind)
 
 
 def switch(value: Any, name: str, kind: type | None = None) -> bool:
