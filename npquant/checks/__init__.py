@@ -64,8 +64,6 @@ from npquant.checks.numbers import (
     shaping,
     share,
     switch,
-    tensor_numbers,
-    truncated_int32,
     two,
     within,
     zero_point_inside,

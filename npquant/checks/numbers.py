@@ -12,7 +12,7 @@ import numpy as np
 
 from npquant.arrays import array
 from npquant.checks.arrays import native
-from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, bool_, float32, float64, int32
+from npquant.dtypes import BOUNDS, FLOATS, INTEGERS, REALS, DType, bool_, float32, float64
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.owners import ARRAYS, Array
@@ -200,30 +200,6 @@ def zero_point_number(value: Any, kind: type | None = None) -> int | float:
     if not -(2**63) <= z < 2**63:
         raise ValueError(f"zero_point must fit int64, got {show(z)}")
     return z
-
-
-def truncated_int32(value: Any, kind: type | None = None) -> int:
-    """A zero point as PyTorch reads one from a tensor: truncated, and an int32."""
-    z = number(value, "zero_point", kind)
-    if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
-        raise ValueError(f"zero_point must fit int32, got {z}")
-    return int(z)
-
-
-def tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]:
-    """A float32 scale and an int32 zero point, which come in arrays."""
-    if (
-        type(scale) is type(zero_point) is np.ndarray
-        and scale.dtype is float32
-        and zero_point.dtype is int32
-    ):
-        try:
-            s, z = scale.item(), zero_point.item()
-        except ValueError:  # of more than one element
-            s, z = math.nan, 0
-        if 0 < s < math.inf:
-            return s, z
-    return scale_float32(scale, "scale", kind), truncated_int32(zero_point, kind)
 
 
 def finite(value: Any, name: str, kind: type | None = None, beyond: float = math.inf) -> float:

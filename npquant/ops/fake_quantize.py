@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -286,10 +287,10 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     if enabled and (done := at_once(x, scale, zero_point, None)) is not None:
         return done
     if type(x) is not np.ndarray and checks.any_on_device(x, scale, zero_point):
-        s, z = _device_qparams(x, scale, zero_point, checks.truncated_int32)
+        s, z = _device_qparams(x, scale, zero_point, _truncated_int32)
         z = z if type(z) is int else arrays.cast(z, dtypes.int32)
     else:
-        s, z = checks.tensor_numbers(scale, zero_point, type(x))
+        s, z = _tensor_numbers(scale, zero_point, type(x))
     precision, (lo, hi, _) = form.precision, form.constants
     if type(z) is not int:  # on a GPU, where nobody looks how large it is
         precision = Precision(precision.scale, "wide", "wide")
@@ -910,6 +911,30 @@ def _device_qparams(
     s, z = checks.device_qparams(scale, zero_point, x, dtypes.float32, number)
     s = s if type(s) is float else arrays.cast(s, dtypes.float32)
     return s, z if type(z) is int or z.dtype in _INTEGERS else arrays.cast(z, _INTEGERS[1])
+
+
+def _truncated_int32(value: Any, kind: type | None = None) -> int:
+    """A zero point as PyTorch reads one from a tensor: truncated, and an int32."""
+    z = checks.number(value, "zero_point", kind)
+    if not -(2.0**31) - 1 < z < 2.0**31:  # and so no NaN
+        raise ValueError(f"zero_point must fit int32, got {z}")
+    return int(z)
+
+
+def _tensor_numbers(scale: Any, zero_point: Any, kind: type) -> tuple[float, int]:
+    """A float32 scale and an int32 zero point, which come in arrays."""
+    if (
+        type(scale) is type(zero_point) is np.ndarray
+        and scale.dtype is dtypes.float32
+        and zero_point.dtype is dtypes.int32
+    ):
+        try:
+            s, z = scale.item(), zero_point.item()
+        except ValueError:  # of more than one element
+            s, z = math.nan, 0
+        if 0 < s < math.inf:
+            return s, z
+    return checks.scale_float32(scale, "scale", kind), _truncated_int32(zero_point, kind)
 
 
 @checks.remembered
