@@ -20,9 +20,9 @@ from calls import CALLS, PARAMETERS, arguments, everywhere, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 from npquant import cpu
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
-from npquant.cpu.extremes import minmax
+from npquant.cpu.extremes import TOGETHER, of_any_size
 from npquant.cpu.folded import LONGEST, MANY, folds
-from npquant.cpu.qparams import ROWS, TOGETHER
+from npquant.cpu.qparams import ROWS
 from npquant.cpu.target import GRAIN
 from npquant.cpu.vectors import AT_ONCE, VECTORS
 from npquant.formulas import guesses
@@ -1139,7 +1139,7 @@ def test_extremes_of_columns_in_any_tile(place):
         agree("choose_qparams_per_token_asymmetric", columns.T, np.int8)
 
 
-@pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
+@pytest.mark.parametrize("find", [of_any_size, minmax_finite], ids=["all", "finite"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_extremes_of_channels_of_short_runs(dtype, find):
     """Runs of a channel are columns, but of too many channels, or if they are long."""
@@ -1150,17 +1150,17 @@ def test_extremes_of_channels_of_short_runs(dtype, find):
         x = np.random.default_rng(inner).normal(0, 9, (outer, channels, inner)).astype(dtype)
         wide, c = x.astype(F64), np.arange(channels)
         x[-1, :, -1] = np.array([np.nan, np.inf, -np.inf], dtype)[c % 3]
-        if find is minmax:
+        if find is of_any_size:
             wide[-1, :, -1] = x[-1, :, -1]
         else:
             wide[-1, :, -1] = wide[0, :, 0]
-        if outer > 1 or find is minmax:
+        if outer > 1 or find is of_any_size:
             least, greatest = find(per_channel(x.shape, 1), x)
             assert_same(least, wide.min((0, 2)).astype(dtype), (outer, channels, inner))
             assert_same(greatest, wide.max((0, 2)).astype(dtype), (outer, channels, inner))
 
 
-@pytest.mark.parametrize("find", [minmax, minmax_finite], ids=["all", "finite"])
+@pytest.mark.parametrize("find", [of_any_size, minmax_finite], ids=["all", "finite"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_extremes_of_rows_that_are_folded(dtype, find):
     """A NaN and the infinities in every place of a row; and rows that are too long."""
@@ -1172,7 +1172,7 @@ def test_extremes_of_rows_that_are_folded(dtype, find):
         x = np.random.default_rng(inner).normal(0, 9, (rows, inner)).astype(dtype)
         wide, row = x.astype(F64), np.arange(rows - len(odd), rows)
         x[row, place] = odd
-        if find is minmax:
+        if find is of_any_size:
             wide[row, place] = odd
         else:  # what is not finite is not seen
             wide[row, place] = wide[row, (place + 1) % inner]
@@ -1192,7 +1192,7 @@ def test_extremes_of_folded_rows_in_every_place(dtype):
         ends = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-7, 120)
         x[row, row % inner], x[row, (row + row // inner + 1) % inner] = ends
         for lay in (x, np.repeat(x, 2, axis=1)[:, ::2]):
-            least, greatest = minmax(per_token(x.shape), lay)
+            least, greatest = of_any_size(per_token(x.shape), lay)
             assert_same((least, greatest), (x.min(1), x.max(1)), inner)
 
 
@@ -1217,7 +1217,7 @@ def test_extremes_of_long_rows_in_every_place(dtype):
         wide = x if dtype.kind in "iu" else x.astype(F64)
         least, greatest = wide.min(1).astype(dtype), wide.max(1).astype(dtype)
         for lay in (x, np.repeat(x, 2, axis=1)[:, ::2]):
-            assert_same(minmax(per_token(x.shape), lay), (least, greatest), inner)
+            assert_same(of_any_size(per_token(x.shape), lay), (least, greatest), inner)
 
 
 def test_the_least_of_zeros():
@@ -1226,8 +1226,8 @@ def test_the_least_of_zeros():
     for n in (3, LONGEST + 1):
         x = np.zeros(n, F32)
         x[n // 2] = -0.0
-        assert_same(minmax(per_token(x.shape), x), (least, greatest))
-        assert_same(minmax(per_token(x.shape), -x), (least, greatest))
+        assert_same(of_any_size(per_token(x.shape), x), (least, greatest))
+        assert_same(of_any_size(per_token(x.shape), -x), (least, greatest))
 
 
 @pytest.mark.parametrize("inner", [LANES - 1, LANES, 40])

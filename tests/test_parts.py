@@ -375,9 +375,9 @@ def test_vectors_are_whole_where_they_slow_nothing_down(name):
 def test_arrays_are_not_addressed_as_the_stack_is(name):
     """By the register of a function's frame, if it has none; where that takes longer."""
     code = """if True:
-        from npquant.cpu.extremes import minmax, np
+        from npquant.cpu.extremes import of_any_size, np
         key = np.dtype(np.float32), np.dtype(np.int32)
-        library = minmax._runs._code[key].library
+        library = of_any_size._runs._code[key].library
         print(library.get_llvm_str(), library.get_asm_str())
     """
     text = compiled_for(name, "+avx512f,+avx512vl,+avx512vbmi2", code)
@@ -425,9 +425,9 @@ def test_what_is_not_inlined_is_the_kernels_own():
 #: Prints what becomes of a kernel.
 MINMAX = """if True:
     from test_parts import np
-    from npquant.cpu.extremes import minmax
+    from npquant.cpu.extremes import of_any_size
     key = np.dtype(np.float32), np.dtype(np.int32)
-    print(minmax._runs._code[key].library.get_llvm_str())
+    print(of_any_size._runs._code[key].library.get_llvm_str())
 """
 
 

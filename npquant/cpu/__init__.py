@@ -10,7 +10,7 @@ from npquant.cpu.adaround import (
     adaround_soft_backward,
 )
 from npquant.cpu.convert import convert
-from npquant.cpu.extremes import minmax_finite
+from npquant.cpu.extremes import minmax, minmax_finite
 from npquant.cpu.fake_quantize import (
     copy,
     fake_quantize_decomposed,
@@ -52,7 +52,6 @@ from npquant.cpu.qparams import (
     choose_kept_float,
     choose_symmetric,
     follow,
-    minmax,
     observe_fbgemm,
     observe_fbgemm_symmetric,
     qparams_per_token,

@@ -6,6 +6,7 @@ of one channel, or of channels that lie side by side.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from npquant.cpu.rooms import from_line
 from npquant.cpu.storage import TYPES
 from npquant.cpu.strided import LONGER_ROW, VIEWS, lend, long_row, room, taken, up_to_row
 from npquant.cpu.strided import key as key_of
-from npquant.cpu.target import GRAIN, Function, Kernel, Types, array_type
+from npquant.cpu.target import GRAIN, PARALLEL_FROM, Function, Kernel, Types, array_type
 from npquant.cpu.vectors import VECTORS, extremes_in_vectors, extremes_in_vectors_fetched
 from npquant.formulas.base import extremes_of
 from npquant.formulas.histogram import finite_key_above, finite_key_below
@@ -39,7 +40,8 @@ MANY = 1 << 15
 SHORT, MOST = 64, MANY // 2
 
 
-def _run(low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> Function:
+@cache
+def _run(low: Function, high: Function, fetched: bool) -> Function:
     """The keys after a run of `n` more elements."""
 
     def run(x: Any, begin: Any, n: Any, lo: Any, hi: Any) -> Any:
@@ -332,13 +334,13 @@ def _apart_signature(dtype: Any, kind: Any) -> Types:
 
 
 #: NaN where there is one.
-minmax = Extremes(key, key)
+of_any_size = Extremes(key, key)
 
 #: Of what is finite in float32; +inf and -inf where nothing is.
 minmax_finite = Extremes(finite_key_above, finite_key_below)
 
 
-_run_of_keys = _run(key, key)
+_run_of_keys = _run(key, key, FETCHED_TO_READ)
 
 
 @called
@@ -380,3 +382,54 @@ def _keys_signature(kind: Any) -> Types:
 
 
 _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
+
+
+#: Up to so many elements, one compiled call that goes from channel to channel is faster than
+#: several that go along the memory: always, and where runs are of `RUN` elements. (Measured.)
+ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
+
+
+@called
+def range_of(x: Any, c: Any, channels: Any, inner: Any) -> Any:
+    """The least and the greatest element of one channel."""
+    a = b = key(x[c * inner])
+    for row in range(c * inner, x.size, channels * inner):
+        base = np.uintp(row)
+        for k in range(np.uintp(inner)):
+            i = key(x[base + k])
+            a, b = min(a, i), max(b, i)
+    return extremes_of(a, b, item(x))
+
+
+def _ranges(
+    begin: Any, end: Any, channels: Any, inner: Any, x: Any, least: Any, greatest: Any
+) -> None:
+    for c in range(begin, end):
+        least[c], greatest[c] = range_of(x, c, channels, inner)
+
+
+def _ranges_signature(dtype: Any) -> Types:
+    x = array_type(dtype)
+    return types.intp, types.intp, x, x, x
+
+
+_small_ranges = Kernel(_ranges, "ranges", _ranges_signature)
+
+
+def few(granularity: Granularity, n: int) -> bool:
+    """Whether one call that goes from channel to channel is best for contiguous `n` elements."""
+    return 0 < n <= (TOGETHER if granularity.inner >= RUN else ALWAYS)
+
+
+def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
+    """The least and the greatest element of each channel; of small arrays in one compiled call."""
+    channels, inner, _ = granularity
+    if not (few(granularity, x.size) and x.flags.carray):
+        return of_any_size(granularity, x)
+    dtype = x.dtype
+    least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
+    if folds(inner) and channels * inner == x.size:
+        of_any_size.short.serial[dtype, dtype](0, channels, inner, x, least, greatest)
+    else:
+        _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
+    return least, greatest

@@ -8,76 +8,24 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu import extremes
 from npquant.cpu.channels import parts
 from npquant.cpu.checks import one_reversed
-from npquant.cpu.extremes import ranges
-from npquant.cpu.folded import folds
+from npquant.cpu.extremes import few, minmax, range_of, ranges
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import local
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import GRAIN, PARALLEL_FROM, Kernel, Types, array_type, compiled, renamed
+from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled, renamed
 from npquant.cpu.walk import plain
 from npquant.dtypes import DType, float32
 from npquant.formulas import qparams as f
-from npquant.formulas.base import extremes_of
 from npquant.layout import Granularity
-from npquant.primitives import item, key, like
+from npquant.primitives import item, like
 
 Array = np.ndarray[Any, Any]
 
 
-#: Up to so many elements, one compiled call that goes from channel to channel is faster than
-#: several that go along the memory: always, and where runs are of `RUN` elements. (Measured.)
-ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
 #: Rows at most whose ranges wait on the stack, and channels at most whose ranges are kept.
 ROWS, MANY = 512, 1 << 15
-
-
-@called
-def range_of(x: Any, c: Any, channels: Any, inner: Any) -> Any:
-    """The least and the greatest element of one channel."""
-    a = b = key(x[c * inner])
-    for row in range(c * inner, x.size, channels * inner):
-        base = np.uintp(row)
-        for k in range(np.uintp(inner)):
-            i = key(x[base + k])
-            a, b = min(a, i), max(b, i)
-    return extremes_of(a, b, item(x))
-
-
-def _ranges(
-    begin: Any, end: Any, channels: Any, inner: Any, x: Any, least: Any, greatest: Any
-) -> None:
-    for c in range(begin, end):
-        least[c], greatest[c] = range_of(x, c, channels, inner)
-
-
-def _ranges_signature(dtype: Any) -> Types:
-    x = array_type(dtype)
-    return types.intp, types.intp, x, x, x
-
-
-_small_ranges = Kernel(_ranges, "ranges", _ranges_signature)
-
-
-def few(granularity: Granularity, n: int) -> bool:
-    """Whether one call that goes from channel to channel is best for contiguous `n` elements."""
-    return 0 < n <= (TOGETHER if granularity.inner >= RUN else ALWAYS)
-
-
-def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:
-    """The least and the greatest element of each channel; of small arrays in one compiled call."""
-    channels, inner, _ = granularity
-    if not (few(granularity, x.size) and x.flags.carray):
-        return extremes.minmax(granularity, x)
-    dtype = x.dtype
-    least, greatest = np.empty(channels, dtype), np.empty(channels, dtype)
-    if folds(inner) and channels * inner == x.size:
-        extremes.minmax.short.serial[dtype, dtype](0, channels, inner, x, least, greatest)
-    else:
-        _small_ranges.serial[(dtype,)](0, channels, channels, inner, x, least, greatest)
-    return least, greatest
 
 
 class Choose:

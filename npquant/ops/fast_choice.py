@@ -15,9 +15,10 @@ import numpy as np
 from npquant import checks, cpu, dtypes
 from npquant.cpu import dynamic, strided
 from npquant.cpu.channels import leading
+from npquant.cpu.extremes import TOGETHER, few
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
-from npquant.cpu.qparams import MANY, TOGETHER, few
+from npquant.cpu.qparams import MANY
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, plain
 from npquant.dtypes import DType, Precision

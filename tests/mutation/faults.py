@@ -2326,7 +2326,7 @@ FAULTS = (
           "list(range(back, back + self.lanes))",
           "neighbours for every second element",
           tests("ops", "extremes_of_folded_rows_in_every_place")),
-    Fault("cpu/qparams.py",
+    Fault("cpu/extremes.py",
           "if folds(inner) and channels * inner == x.size:",
           "if folds(inner):",
           "channels of several runs taken for rows", tests("ops", "extremes_of_few_channels")),
