@@ -217,7 +217,6 @@ def _two(reference: Any, actual: Any) -> tuple[Array, Array]:
 
 
 def _alike(a: Array, b: Array) -> None:
-    if a.shape != b.shape:
-        raise ValueError(f"actual must have the shape {a.shape}, got {b.shape}")
+    checks.of_shape(b, "actual", a.shape)
     if a.size == 0:
         raise ValueError(f"reference must have elements, got shape {a.shape}")

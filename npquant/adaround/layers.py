@@ -232,8 +232,8 @@ def checked_layer(value: Layer, name: str) -> Layer:
             f"{name}.weight must have the shape {shape} with elements, got {weight.shape}"
         )
     bias = None if value.bias is None else _finite(value.bias, f"{name}.bias")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"{name}.bias must have the shape {weight.shape[:1]}, got {bias.shape}")
+    if bias is not None:
+        checks.of_shape(bias, f"{name}.bias", weight.shape[:1])
     step = value.activation
     try:
         known = step in RULES

@@ -277,8 +277,7 @@ def optimize_rounding(
     else:
         x = checked_rows(inputs, "inputs")
         f = x if float_inputs is None else checked_rows(float_inputs, "float_inputs")
-        if f.shape != x.shape:
-            raise ValueError(f"float_inputs must have the shape {x.shape}, got {f.shape}")
+        checks.of_shape(f, "float_inputs", x.shape)
         check_fit(chain, x)
         done = _from_rows(chain, grid_of, x, f, held_out, options)
     return done[0] if single else done

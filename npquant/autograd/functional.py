@@ -568,8 +568,7 @@ def mse_loss(input: Array, target: Array) -> Array:
     """
     input = _floats(input, "input")
     target = _like(target, "target", input, "input")
-    if target.shape != input.shape:
-        raise ValueError(f"target must have the shape {input.shape}, got {target.shape}")
+    checks.of_shape(target, "target", input.shape)
     if input.size == 0:
         raise ValueError(f"input must have an element, got shape {input.shape}")
     return _mean(np.square(np.subtract(input, target, order="C")), input)
@@ -731,8 +730,7 @@ def cross_entropy(logits: Any, labels: Any) -> tuple[Array, Array]:
         raise ValueError(f"input must have the shape (N, C), both positive, got {logits.shape}")
     rows, classes = logits.shape
     labels = checks.host_array(labels, "target", dtypes.INTEGERS)
-    if labels.shape != (rows,):
-        raise ValueError(f"target must have the shape ({rows},), got {labels.shape}")
+    checks.of_shape(labels, "target", (rows,))
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         at = int(outside.argmax())
@@ -793,8 +791,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...], x: Array, y: Array) -> No
 
 def _bias(value: Any, outputs: int, x: Array) -> Array:
     b = _like(value, "bias", x)
-    if b.shape != (outputs,):
-        raise ValueError(f"bias must have the shape ({outputs},), got {b.shape}")
+    checks.of_shape(b, "bias", (outputs,))
     return b
 
 

@@ -17,6 +17,7 @@ from npquant.checks.arrays import (
     itself_or_apart,
     native,
     of_one_kind,
+    of_shape,
     output,
     output_and_mask,
     overlap,

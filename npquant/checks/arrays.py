@@ -35,11 +35,16 @@ def finite_array(x: Array, name: str) -> Array:
     return x
 
 
+def of_shape(x: Array, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse an array of another shape."""
+    if x.shape != shape:
+        raise ValueError(f"{name} must have the shape {shape}, got {x.shape}")
+
+
 def square_matrix(value: Any, name: str, columns: int) -> Array:
     """A finite matrix of so many rows and columns, in float64."""
     x = host_array(value, name, SINGLE_AND_DOUBLE)
-    if x.shape != (columns, columns):
-        raise ValueError(f"{name} must have the shape {(columns, columns)}, got {x.shape}")
+    of_shape(x, name, (columns, columns))
     return finite_array(x, name).astype(np.float64)
 
 

@@ -12,7 +12,7 @@ from npquant import backend, checks, dtypes
 from npquant.arrays import astype, copy, flat, following, given, kind, new, ravel, reshape
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Kinds, Module, check_shape, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, key_of, value_of
 from npquant.modules.observers import (
     FLOAT_QPARAMS,
     PER_TENSOR,
@@ -188,7 +188,7 @@ class FakeQuantizeBase(Module):
 
     def _check_array(self, key: str, name: str, array: Array) -> None:
         if name in self._switches:
-            check_shape(key, array, (1,))
+            checks.of_shape(array, key, (1,))
             if array[0] not in (0, 1):
                 raise ValueError(f"{key} must be 0 or 1, got {show(array)}")
 
@@ -370,13 +370,13 @@ class FakeQuantize(FakeQuantizeBase):
     def _check_array(self, key: str, name: str, array: Array) -> None:
         super()._check_array(key, name, array)
         if name in ("scale", "zero_point"):
-            check_shape(key, array, (array.size if self.is_per_channel else 1,))
+            checks.of_shape(array, key, (array.size if self.is_per_channel else 1,))
         # What was made of an observed NaN is NaN, and may be saved and loaded.
         if name == "scale" and (array <= 0).any():
             raise ValueError(f"{key} must be positive, got {show(array)}")
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        check_shape(key_of(prefix, "zero_point"), state["zero_point"], state["scale"].shape)
+        checks.of_shape(state["zero_point"], key_of(prefix, "zero_point"), state["scale"].shape)
         if self.qscheme != FLOAT_QPARAMS:
             z = state["zero_point"][np.isfinite(state["scale"])]
             if not ((z >= self.quant_min) & (z <= self.quant_max)).all():

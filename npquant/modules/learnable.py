@@ -17,7 +17,7 @@ from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import SWITCH, FakeQuantizeBase, in_rows
-from npquant.modules.module import Array, Kinds, check_eps, check_shape, value_of
+from npquant.modules.module import Array, Kinds, check_eps, value_of
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 from npquant.owners import is_array
@@ -512,7 +512,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _check_array(self, key: str, name: str, array: Array) -> None:
         super()._check_array(key, name, array)
         if name in self._parameters:  # whose values optimizers move freely
-            check_shape(key, array, (math.prod(kind(self.scale.value)[0]),))
+            checks.of_shape(array, key, (math.prod(kind(self.scale.value)[0]),))
         if name == "eps":
             check_eps(key, array)
 

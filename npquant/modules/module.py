@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from npquant import checks
 from npquant.arrays import beside, kind, on_host
 from npquant.arrays import copy as copied
 from npquant.autograd import Parameter, call
@@ -178,7 +179,7 @@ class Module:
         A subclass whose arrays change their shape says here which ones they may have.
         """
         for name, array in state.items():
-            check_shape(key_of(prefix, name), array, kind(self._get(name))[0])
+            checks.of_shape(array, key_of(prefix, name), kind(self._get(name))[0])
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
         """The dtypes that a parameter or buffer may have."""
@@ -295,13 +296,8 @@ def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]] | None) -> A
     return array
 
 
-def check_shape(key: str, array: Array, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ValueError(f"{key} must have the shape {shape}, got {array.shape}")
-
-
 def check_eps(key: str, eps: Array) -> None:
     """The least scale, of which a constructor would take no other."""
-    check_shape(key, eps, (1,))
+    checks.of_shape(eps, key, (1,))
     if not 0 < eps < np.inf:
         raise ValueError(f"{key} must be positive and finite, got {show(eps)}")

@@ -26,7 +26,7 @@ from npquant.arrays import (
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Kinds, Module, check_eps, check_shape, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, check_eps, key_of, value_of
 from npquant.ops.qparams import middle
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
@@ -296,13 +296,13 @@ class Observer(Module):
         if name == "eps":
             check_eps(key, array)
         else:
-            check_shape(key, array, () if self.ch_axis is None else (array.size,))
+            checks.of_shape(array, key, () if self.ch_axis is None else (array.size,))
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         """The extremes have one shape, and the right order unless they are of nothing."""
         for name, array in state.items():
             if name != "eps":
-                check_shape(key_of(prefix, name), array, state["min_val"].shape)
+                checks.of_shape(array, key_of(prefix, name), state["min_val"].shape)
         least, greatest = state["min_val"], state["max_val"]
         wrong = (least > greatest) & ~((least == math.inf) & (greatest == -math.inf))
         if wrong.any() and not self._ends_may_cross:

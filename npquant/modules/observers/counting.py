@@ -19,7 +19,7 @@ from npquant.cpu.histogram import (
 )
 from npquant.errors import show
 from npquant.layout import Granularity
-from npquant.modules.module import Array, Kinds, check_shape, key_of
+from npquant.modules.module import Array, Kinds, key_of
 from npquant.modules.observers.base import (
     EPS,
     PER_CHANNEL,
@@ -155,7 +155,7 @@ class _CountingObserver(Observer):
     def _check_array(self, key: str, name: str, array: Array) -> None:
         if name == "histogram":
             rows = () if self.ch_axis is None else array.shape[:1]
-            check_shape(key, array, (*rows, self.bins))
+            checks.of_shape(array, key, (*rows, self.bins))
         else:
             super()._check_array(key, name, array)
 
@@ -164,7 +164,7 @@ class _CountingObserver(Observer):
         histogram = rest.pop("histogram")
         super()._check_state(prefix, rest)
         shape = (*state["min_val"].shape, self.bins)
-        check_shape(key_of(prefix, "histogram"), histogram, shape)
+        checks.of_shape(histogram, key_of(prefix, "histogram"), shape)
         check_counts(prefix, state)
         if not (histogram.any(axis=-1) | (state["min_val"] > state["max_val"])).all():
             raise ValueError(

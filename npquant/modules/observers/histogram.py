@@ -12,7 +12,7 @@ from npquant import checks, dtypes
 from npquant.cpu.histogram import clip_linear, respread
 from npquant.errors import show
 from npquant.layout import Granularity, whole
-from npquant.modules.module import Array, Kinds, check_shape, key_of
+from npquant.modules.module import Array, Kinds, key_of
 from npquant.modules.observers.base import (
     EPS,
     FLOAT,
@@ -182,7 +182,7 @@ class HistogramObserver(Observer):
 
     def _check_array(self, key: str, name: str, array: Array) -> None:
         if name == "histogram":
-            check_shape(key, array, (self.bins,))
+            checks.of_shape(array, key, (self.bins,))
         else:
             super()._check_array(key, name, array)
 
