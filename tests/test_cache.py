@@ -289,16 +289,16 @@ import sys
 import numpy as np
 from numba import types
 from numba.extending import register_jitable
-from npquant.cpu import parts, target
+from npquant.cpu import machine_code, target
 
-add = parts._Part.add_ir_module
+add = machine_code._Part.add_ir_module
 
 def kept_apart(self, module):
     for function in module.functions:
         set.add(function.attributes, "noinline")
     add(self, module)
 
-parts._Part.add_ir_module = kept_apart
+machine_code._Part.add_ir_module = kept_apart
 
 def times(factor):
     @register_jitable

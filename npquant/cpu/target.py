@@ -26,7 +26,7 @@ from npquant.cpu import cache
 from npquant.cpu import primitives as _primitives  # noqa: F401 (teaches the compiler)
 from npquant.cpu import threads as pool
 from npquant.cpu.borrowed import EverySecond, Flat, flat
-from npquant.cpu.parts import parts_of
+from npquant.cpu.machine_code import machine_code_of
 from npquant.cpu.passes import needed_work
 from npquant.cpu.storage import TYPES
 
@@ -271,8 +271,8 @@ def _compile(function: Any, signature: tuple[types.Type, ...], full_width: bool 
     if DISABLE_JIT:
         return python_types.SimpleNamespace(entry_point=_uncompiled(function, signature))
     dispatcher._cache = cache.of(function)
-    parts = parts_of(function.__qualname__, full_width)
-    with global_compiler_lock, no_collection(), needed_work(), parts:
+    code = machine_code_of(function.__qualname__, full_width)
+    with global_compiler_lock, no_collection(), needed_work(), code:
         dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 
