@@ -130,9 +130,9 @@ def expression(case: Case, inputs: Inputs) -> Call:
 
 
 def compiled(case: Case, inputs: Inputs) -> Call | None:
-    """torch.compile of PyTorch's own call, for exactly these shapes."""
-    own = next((name for name in OWN if name in case.peers), None)
-    call = PEERS[own](case, inputs) if own else None
+    """torch.compile of PyTorch's call, for exactly these shapes."""
+    peer = next((name for name in COMPILED if name in case.peers), None)
+    call = PEERS[peer](case, inputs) if peer else None
     return None if call is None else compiled_call(call)
 
 
@@ -224,8 +224,9 @@ PEERS = {
     "numpy": numpy,
 }
 
-#: Those that are PyTorch's own call of the same op, of which a case has one at most.
-OWN = ("torch", "torch decomposed", "torch work", "torch expression")
+#: Those that `torch.compile` compiles, of which a case has one at most: PyTorch's own call of the
+#: same op, or else the op as an expression.
+COMPILED = ("torch", "torch decomposed", "torch work", "torch expression")
 
 #: Those that take seconds to compile for every case.
 SLOW = ("torch.compile",)
