@@ -241,12 +241,12 @@ class Clock:
             rounds += 1
         return {name: statistics.median(times) for name, times in samples.items()}
 
-    def overhead(self, calls: dict[str, Call], n: int = 2000) -> dict[str, float]:
+    def overhead(self, calls: dict[str, Call]) -> dict[str, float]:
         """The median microseconds that a call keeps the host, the device not waited for."""
         for call in calls.values():
             call()
         with self.turn():
-            return self._overhead(calls, n)
+            return self._overhead(calls, 2000)
 
     def _overhead(self, calls: dict[str, Call], n: int) -> dict[str, float]:
         samples: dict[str, list[float]] = {name: [] for name in calls}

@@ -269,7 +269,7 @@ def checked_grid(value: Any, name: str, weight: Array) -> Grid:
             raise TypeError(f"{name}: {key} must be numbers, got an ArraySpec")
     try:
         if value.group_size is not None and value.axis is None:
-            checks.group_size_of(value.group_size, spec, name="weight")
+            checks.group_size_of(value.group_size, spec, "weight")
         elif value.axis is not None and value.group_size is None:
             checks.axis_of(value.axis, spec, data="weight")
         nq.adaround_soft(spec, spec, **vars(value))

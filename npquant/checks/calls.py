@@ -154,7 +154,7 @@ def groups(
     shape: tuple[int, ...], group_size: Any, ndim: int | None = None, name: str = "input"
 ) -> tuple[Granularity, Shapes]:
     """The same of groups: shapes (..., groups of a row), or flat."""
-    g = group_size_of(group_size, ArraySpec(shape, dtypes.float32), ndim, name)
+    g = group_size_of(group_size, ArraySpec(shape, dtypes.float32), name, ndim)
     grouped = (*shape[:-1], shape[-1] // g)
     shapes = ShapesBy((grouped, (prod(grouped),)))
     shapes.by = f" for group_size {show(group_size)}"

@@ -136,7 +136,7 @@ def bounds(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[in
     return lo, hi
 
 
-def bounds_with_steps(quant_min: Any, quant_max: Any, kind: type | None = None) -> tuple[int, int]:
+def bounds_with_steps(quant_min: Any, quant_max: Any, kind: type | None) -> tuple[int, int]:
     """The least and the greatest code, and an int64 holds how many steps are between them."""
     lo, hi = bounds(quant_min, quant_max, kind)
     unknown = type(quant_min) is ArraySpec or type(quant_max) is ArraySpec
@@ -262,7 +262,7 @@ def axis_of(axis: Any, x: Array, name: str = "axis", data: str = "input") -> int
     return a if a >= 0 else a + x.ndim
 
 
-def group_size_of(group_size: Any, x: Array, ndim: int | None = None, name: str = "input") -> int:
+def group_size_of(group_size: Any, x: Array, name: str, ndim: int | None = None) -> int:
     """A group size that divides the last axis of `x`; a greater one means the whole axis."""
     g = shaping(group_size, "group_size")
     if ndim is not None and x.ndim != ndim:

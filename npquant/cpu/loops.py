@@ -280,11 +280,11 @@ class Elementwise:
         if code == "wide" and self._wide is not None:
             return self._wide.in_one_call(granularity, n, code, past, repeats)
         channels, inner, _ = granularity
-        return self._way(n, channels, inner or n, repeats, past=past)
+        return self._way(n, channels, inner or n, repeats, past)
 
     def _way(
-        self, n: int, channels: int, inner: int, repeats: int = 0, first: int = 0,
-        past: bool = False, apart: bool = False,
+        self, n: int, channels: int, inner: int, repeats: int, past: bool, first: int = 0,
+        apart: bool = False,
     ) -> tuple[Kernel, int, int, int]:  # fmt: skip
         """What does `n` elements from `first` on: its items, repeats, and grain."""
         if repeats or (inner < SHORT and n > FEW):
@@ -329,7 +329,7 @@ class Elementwise:
         # Past the caches go results that are flat, of data that are not.
         if apart := views is not None:
             past = past and not views.rows[0, 0, 0] and bool(views.rows[2:, 0, 0].any())
-        kernel, items, repeats, grain = self._way(n, channels, inner, repeats, first, past, apart)
+        kernel, items, repeats, grain = self._way(n, channels, inner, repeats, past, first, apart)
         where: tuple[Any, ...] = (*_NO_LOOK, first)
         key: Callable[[Array], Any] = strided.key
         if views is not None:

@@ -84,7 +84,7 @@ class _Part(_Kernel):
 
 
 @contextlib.contextmanager
-def machine_code_of(kernel: str, full_width: bool = True) -> Iterator[None]:
+def machine_code_of(kernel: str, full_width: bool) -> Iterator[None]:
     """Machine code is made of the function of this name alone; the compiler's lock is held."""
     codegen = cpu_target.target_context.codegen()
 

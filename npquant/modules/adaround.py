@@ -190,7 +190,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
             if self.is_per_channel:
                 self._check_channels(x)
             return
-        checks.group_size_of(self.group_size, x, name="x")
+        checks.group_size_of(self.group_size, x, "x")
         scales, needed = math.prod(kind(self.scale)[0]), self._scales_of(x.shape)
         if scales != needed:
             raise ValueError(

@@ -205,7 +205,7 @@ class FakeQuantizeBase(Module):
 def in_rows(x: Any, group_size: int | None, per_token: bool = False) -> Any:
     """What an observer sees of `x`: groups and tokens as rows."""
     if group_size is not None:
-        width = checks.group_size_of(group_size, x, name="x")
+        width = checks.group_size_of(group_size, x, "x")
     elif per_token:
         width = x.shape[-1] if x.ndim else 1
     else:

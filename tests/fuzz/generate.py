@@ -381,14 +381,14 @@ def scales_of(draw, count, dtype):
         return np.where((s > 0) & np.isfinite(s.astype(F32)), s, np.ones(1, dtype))
 
 
-def zeros_of(draw, count, dtype, lo, hi, *, fractions=True):
+def zeros_of(draw, count, dtype, lo, hi):
     """Zero points between two bounds, which here lie near zero."""
     lo, hi = max(lo, -(2**15)), min(hi, 2**15)
     if lo > hi:
         lo = hi = min(max(lo, hi), hi)
     z = draw.rng.integers(lo, hi, count, endpoint=True)
     z = np.clip(z, *_ends(dtype)).astype(F64) if dtype in read.INTEGERS else z.astype(F64)
-    if dtype not in read.INTEGERS and fractions and draw.chance(0.6):
+    if dtype not in read.INTEGERS and draw.chance(0.6):
         z = np.clip(z + draw.rng.random(count) - 0.5, lo, hi)
     with np.errstate(all="ignore"):
         return z.astype(dtype)
@@ -722,7 +722,7 @@ def dequantize_per_channel(m):
     m.out(out if known(out) else F32, size, "input")
 
 
-def _rows(m, lo, hi, none=False, groups=False, name="input"):
+def _rows(m, lo, hi, none=False, groups=False):
     """Shape and qparams per token, or per group of a matrix."""
     if groups:
         size, g = grouped(m.draw, 2)

@@ -114,12 +114,11 @@ def test_init(axis, dtype):
     assert error < of_pytorch < 16 * eps
 
 
-def regularizer(v, step, max_iter, warm_start=0.2, beta_range=(20, 2), reg_param=0.001):
-    """PyTorch's AdaptiveRoundingLoss, without the reconstruction."""
-    warm = warm_start * max_iter
+def regularizer(v, step, max_iter, reg_param=0.001):
+    """PyTorch's AdaptiveRoundingLoss with its defaults, without the reconstruction."""
+    warm, (start, end) = 0.2 * max_iter, (20, 2)
     if step < warm:
         return torch.tensor(0.0)
-    start, end = beta_range
     share = (step - warm) / (max_iter - warm)
     beta = end + 0.5 * (start - end) * (1 + np.cos(share * np.pi))
     h = torch.clamp(torch.sigmoid(v) * (1.1 - -0.1) + -0.1, 0, 1)

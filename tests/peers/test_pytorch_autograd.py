@@ -183,8 +183,8 @@ SCALES, ZEROS = np.array([0.25, 0.1, 0.4], F32), np.array([0, -2, 3], np.int32)
 ONE, ZERO = np.array([0.3], F32), np.array([-2], np.int32)
 
 
-def on_both_sides(shape=(3, 40)):
-    return np.random.default_rng(0).normal(0, 2, shape).astype(F32)
+def on_both_sides():
+    return np.random.default_rng(0).normal(0, 2, (3, 40)).astype(F32)
 
 
 def tensors(args):
