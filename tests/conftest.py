@@ -30,6 +30,17 @@ def _threads_are_always_asked():
     target.ALONE = 0
 
 
+@pytest.fixture
+def one_thread():
+    """Kernels are computed by one thread: the parallel form of one takes seconds to compile."""
+    import numba
+
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave alone the tests of what is missing here; the report's header says what."""
     name, folder = collection_path.name, collection_path.parent.name

@@ -1,6 +1,8 @@
 """Compiled kernels on disk: whatever is wrong with it, calls are right, and warn once at most."""
 
 import errno
+import functools
+import json
 import os
 import re
 import resource
@@ -336,40 +338,35 @@ def test_no_kernel_calls_a_part_of_another(tmp_path):
     assert times(2, 3) == [two, three]
 
 
-KEYS = """
-import gc
+#: Prints how many kernels there are, their keys, and the names of all compiled functions.
+KERNELS = """
+import gc, json
 import npquant
 from npquant.cpu import cache, target
-kernels = [k for k in gc.get_objects() if type(k) in (target.Kernel, target.Later)]
-print(len(kernels), *sorted({cache._told(k._segment) for k in kernels}), sep="\\n")
+there = gc.get_objects()
+segments = [k._segment for k in there if type(k) in (target.Kernel, target.Later)]
+functions = segments + [c.function for c in there if type(c) is target.Compiled and c.function]
+names = [f.__qualname__ for f in functions]
+print(json.dumps([len(segments), sorted({cache._told(s) for s in segments}), names]))
 """
 
-NAMES = """
-import gc
-import npquant
-from npquant.cpu import target
-there = gc.get_objects()
-functions = [k._segment for k in there if type(k) in (target.Kernel, target.Later)]
-functions += [c.function for c in there if type(c) is target.Compiled and c.function]
-print(*[f.__qualname__ for f in functions], sep="\\n")
-"""
+
+@functools.cache
+def kernels(seed):
+    """What a process prints, in which hashes are of this seed."""
+    env = os.environ | {"PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", KERNELS]
+    return json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
 
 
 def test_every_compiled_function_has_a_name_of_its_own():
     """Machine code of one process may be loaded beside that of another: it is known by the name."""
-    command = [sys.executable, "-c", NAMES]
-    names = subprocess.run(command, text=True, capture_output=True, check=True).stdout.split()
+    *_, names = kernels("1")
     assert len(names) == len(set(names)) > 400
 
 
 def test_every_kernel_has_a_key_of_its_own_and_the_same_in_every_process():
     """Numba's pickles of what a kernel is made of differ from process to process."""
-    first, again = (
-        subprocess.run(
-            [sys.executable, "-c", KEYS], env=os.environ | {"PYTHONHASHSEED": seed}, text=True,
-            capture_output=True, check=True,
-        ).stdout.split("\n")
-        for seed in "12"
-    )  # fmt: skip
-    assert first == again
-    assert int(first[0]) == len(first) - 2 > 250
+    count, keys, _ = kernels("1")
+    assert kernels("2")[:2] == [count, keys]
+    assert count == len(keys) > 250

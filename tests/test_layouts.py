@@ -356,14 +356,6 @@ CUT = {
 }
 
 
-@pytest.fixture
-def one_thread():
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
-
-
 def agree_however_it_lies(name, shape, axis):
     axis = axis if axis_name(name) else 0
     for layout, lay in CUT.items():
@@ -404,6 +396,19 @@ def test_a_few_rows_of_one_tile_that_cross_memory(rows):
             assert_same(np.ascontiguousarray(got), wanted, name)
 
 
+def codes_are_those_of_parts(x, rows):
+    """Of channels along axis 1, so many `rows` at a time."""
+    ends = (0.01, 0.1), (-9, 9)
+    scale, zero_point = (np.linspace(*between, x.shape[1]) for between in ends)
+    qparams = scale.astype(np.float32), zero_point.astype(np.int32)
+
+    def codes(x):
+        return npquant.quantize_per_channel(x, *qparams, 1, -128, 127, np.int8)
+
+    parts = [codes(x[i : i + rows]) for i in range(0, len(x), rows)]
+    assert_same((codes(x),), (np.concatenate(parts),))
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_long_rows_of_a_large_array():
     """FAR: nothing depends on how many rows there are."""
@@ -411,14 +416,7 @@ def test_long_rows_of_a_large_array():
     assert rows * channels > lines.FAR > 1000 * channels
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, channels), np.float32)
-    scale, zero_point = (np.linspace(a, b, channels) for a, b in ((0.01, 0.1), (-9, 9)))
-    qparams = scale.astype(np.float32), zero_point.astype(np.int32)
-
-    def codes(x):
-        return npquant.quantize_per_channel(x, *qparams, 1, -128, 127, np.int8)
-
-    parts = [codes(x[i : i + 1000]) for i in range(0, rows, 1000)]
-    assert_same((codes(x),), (np.concatenate(parts),))
+    codes_are_those_of_parts(x, 1000)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -427,14 +425,7 @@ def test_more_channels_than_a_table_has():
     channels = 17_000
     assert channels > table.ROWS
     x = np.random.default_rng(0).standard_normal((2, channels, 16), np.float32)
-    scale, zero_point = (np.linspace(a, b, channels) for a, b in ((0.01, 0.1), (-9, 9)))
-    qparams = scale.astype(np.float32), zero_point.astype(np.int32)
-
-    def codes(x):
-        return npquant.quantize_per_channel(x, *qparams, 1, -128, 127, np.int8)
-
-    parts = [codes(x[i : i + 1]) for i in range(2)]
-    assert_same((codes(x),), (np.concatenate(parts),))
+    codes_are_those_of_parts(x, 1)
 
 
 @pytest.mark.parametrize(

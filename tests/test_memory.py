@@ -36,13 +36,8 @@ LAYOUTS = {
 BOUND = 2 * 4 * PIECE * 4 + 1024 * 4 * 8 * 8 + 2**15
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """A parallel kernel takes seconds to compile, and allocates nothing that NumPy knows of."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
+# A parallel kernel takes seconds to compile, and allocates nothing that NumPy knows of.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def peak(call):
