@@ -22,6 +22,9 @@ __all__ = ["SGD", "Adam"]
 
 Array = np.ndarray[Any, Any]
 
+#: A kernel of a backend, the arrays that it updates, and the numbers that it is told.
+Work = tuple[Any, tuple[Array, ...], tuple[float, ...]]
+
 #: The least number that becomes infinite in float32.
 _BEYOND = checks.BEYOND[float32]
 
@@ -101,15 +104,20 @@ class _Optimizer(ABC):
                 if large and value.dtype == float32:
                     self._check_numbers(self._state[i])
                 pairs.append((i, value, found))
-        # All memory first: where there is none, nothing has been updated.
-        states = [self._state_of(i, value) for i, value, _ in pairs]
-        for (i, value, gradient), state in zip(pairs, states, strict=True):
-            before = self._state[i] and {**state}
+        # First all memory, and all that is compiled: where there is none, or an interrupt breaks
+        # that off, nothing has been updated nor counted.
+        work = []
+        for i, value, gradient in pairs:
+            state = self._state_of(i, value)
             if "step" in state:  # counted first: a state of no step could not be saved
-                state["step"] += 1
+                state = {**state, "step": state["step"] + 1}
+            kernel, arrays, numbers = self._work(state, value)
+            work.append((i, state, *kernel.ready(gradient, arrays, numbers)))
+        for i, state, update, args in work:
+            before = self._state[i]
             self._state[i] = state  # at once: an interrupt is raised when the kernel has ended
             try:
-                self._update(state, value, gradient)
+                update(*args)
             except Exception:
                 self._state[i] = before
                 raise
@@ -141,8 +149,8 @@ class _Optimizer(ABC):
         """The state before a first step."""
 
     @abstractmethod
-    def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
-        """A step of a parameter and its state, in place."""
+    def _work(self, state: dict[str, Any], value: Array) -> Work:
+        """What a step of a parameter and its state comes to; nothing is done."""
 
     def _value(self, i: int) -> Array:
         """The array of a parameter, fit to be updated."""
@@ -363,15 +371,14 @@ class SGD(_Optimizer):
         # -0.0 is what every gradient can be added to without a change, 0.0 included.
         return {"momentum_buffer": full_like(value, -0.0)} if self.momentum else {}
 
-    def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
+    def _work(self, state: dict[str, Any], value: Array) -> Work:
         lib = backend.of(value)
         if self.momentum == 0:
             kernel = lib.sgd_decayed if self.weight_decay else lib.sgd
-            kernel(gradient, (value,), (self.lr, self.weight_decay))
-            return
+            return kernel, (value,), (self.lr, self.weight_decay)
         update = lib.sgd_momentum_decayed if self.weight_decay else lib.sgd_momentum
         arrays = value, state["momentum_buffer"]
-        update(gradient, arrays, (self.lr, self.weight_decay, self.momentum))
+        return update, arrays, (self.lr, self.weight_decay, self.momentum)
 
 
 class Adam(_Optimizer):
@@ -491,7 +498,7 @@ class Adam(_Optimizer):
     def _begun(self, value: Array) -> dict[str, Any]:
         return {"step": 0, "exp_avg": full_like(value, 0), "exp_avg_sq": full_like(value, 0)}
 
-    def _update(self, state: dict[str, Any], value: Array, gradient: Array) -> None:
+    def _work(self, state: dict[str, Any], value: Array) -> Work:
         count = state["step"]
         beta1, beta2 = self.betas
         step = -(self.lr / (1 - beta1**count))
@@ -503,7 +510,7 @@ class Adam(_Optimizer):
             if self.decoupled_weight_decay:
                 update, decay = lib.adamw, 1 - self.lr * decay
         arrays = value, state["exp_avg"], state["exp_avg_sq"]
-        update(gradient, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps, decay))
+        return update, arrays, (1 - beta1, beta2, 1 - beta2, step, root, self.eps, decay)
 
 
 def _listed(values: Any, name: str, of: str) -> list[Any]:

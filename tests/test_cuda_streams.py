@@ -58,6 +58,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(target.cuda.cudadrv.devices, "get_context", lambda: context)
     monkeypatch.setattr(target.cuda, "external_stream", external_stream)
     monkeypatch.setattr(target.Kernel, "__call__", note)
+    monkeypatch.setattr(target.Kernel, "ready", lambda kernel, key: None)
     monkeypatch.setattr(target, "make_ready", lambda: None)
     forget()  # what calls have come to elsewhere
     at_once(monkeypatch)

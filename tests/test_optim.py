@@ -6,7 +6,8 @@ PyTorch's bits are for tests/peers/test_pytorch_optim.py.
 import copy
 import pickle
 import re
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -17,7 +18,7 @@ from calls import everywhere
 from cases import assert_same
 from npquant import cpu, optim
 from npquant.autograd import Parameter
-from npquant.cpu import target
+from npquant.cpu import strided, target
 from npquant.optim import SGD, Adam
 from oracle import fma
 
@@ -156,6 +157,11 @@ def test_objects_with_a_value():
     assert parameter.value.tolist() == [4, 4, 4]
 
 
+def instead(run):
+    """What does this in place of a kernel, and needs no compiler."""
+    return SimpleNamespace(ready=lambda *args: (run, args))
+
+
 def test_a_step_that_fails_is_not_counted(monkeypatch):
     """As where there is no memory to pack a gradient that lies otherwise."""
 
@@ -168,7 +174,7 @@ def test_a_step_that_fails_is_not_counted(monkeypatch):
             optimizer.step([np.ones(3, F32)])
         before = optimizer.state_dict()
         with monkeypatch.context() as patch:
-            patch.setattr(cpu, "adam", no_memory)
+            patch.setattr(cpu, "adam", instead(no_memory))
             with pytest.raises(MemoryError):
                 optimizer.step([np.ones(3, F32)])
         assert pickle.dumps(optimizer.state_dict()) == pickle.dumps(before)
@@ -192,15 +198,15 @@ def test_an_interrupted_step_is_counted(monkeypatch, rule, kernel, steps):
         theirs.step([g])
         with monkeypatch.context() as patch:
             if k == steps:
-                patch.setattr(cpu, kernel, interrupted)
+                patch.setattr(cpu, kernel, instead(interrupted))
             with pytest.raises(KeyboardInterrupt) if k == steps else nullcontext():
                 ours.step([g])
     assert_same(one, other)
     assert pickle.dumps(ours.state_dict()) == pickle.dumps(theirs.state_dict())
 
 
-@pytest.mark.parametrize("rule", ["adam", "sgd, momentum"])
-def test_a_step_that_is_interrupted_before_it_begins(monkeypatch, rule):
+@pytest.mark.parametrize(("rule", "kernel"), [("adam", "adam"), ("sgd, momentum", "sgd_momentum")])
+def test_a_step_that_is_interrupted_before_it_begins(monkeypatch, rule, kernel):
     """What it leaves can be saved, copied and loaded, and is gone on with."""
     value = np.ones(3, F32)
     optimizer = MAKE["adam"]([value]) if rule == "adam" else SGD([value], lr=0.1, momentum=0.9)
@@ -209,7 +215,7 @@ def test_a_step_that_is_interrupted_before_it_begins(monkeypatch, rule):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(optimizer), "_update", interrupted)
+        patch.setattr(cpu, kernel, instead(interrupted))
         with pytest.raises(KeyboardInterrupt):
             optimizer.step([np.ones(3, F32)])
     assert_same(value, np.ones(3, F32))
@@ -217,6 +223,128 @@ def test_a_step_that_is_interrupted_before_it_begins(monkeypatch, rule):
         optimizer.load_state_dict(other.state_dict())
     optimizer.step([np.ones(3, F32)])
     assert (value < 1).all()
+
+
+KERNELS = ("sgd", "sgd_decayed", "sgd_momentum", "sgd_momentum_decayed", "adam", "adam_decayed",
+           "adamw")  # fmt: skip
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """The kernels that steps come to, by their names, as if nothing had been compiled."""
+    found = {}
+    for name in KERNELS:
+        update = copy.copy(getattr(cpu, name))
+        kernel = found[name] = update._kernel = again(update._kernel)
+        monkeypatch.setattr(cpu, name, update)
+        assert not kernel._code
+    for name in ("gather", "scatter"):
+        found[name] = again(getattr(strided, f"{name}_kernel"))
+        monkeypatch.setattr(strided, f"{name}_kernel", found[name])
+    return found
+
+
+def again(kernel):
+    return target.Kernel(kernel._made, kernel.name, kernel._signature, kernel.work)
+
+
+@contextmanager
+def interrupted_compiler(what):
+    """An interrupt comes while what has `what` in its name or its types is compiled."""
+    compile_ = target._compile
+
+    def interrupted(function, signature, *rest):
+        if what in f"{function.__name__}{signature}":
+            raise KeyboardInterrupt
+        return compile_(function, signature, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "_compile", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+@by_rule
+def test_an_interrupt_while_a_step_is_compiled(rule, anew):
+    """Nothing has been counted: what comes next is the first step."""
+    value, gradients = data(9)
+    before, expected = value.copy(), by_hand(rule, value, gradients)
+    optimizer = MAKE[rule]([value])
+    with interrupted_compiler(""):
+        optimizer.step([gradients[0]])
+    assert_same(value, before)
+    assert optimizer.state_dict()["state"] == {}
+    for g in gradients:
+        optimizer.step([g])
+    assert_same(value, expected)
+
+
+@pytest.mark.parametrize("rule", ["sgd, momentum", "adam"])
+def test_an_interrupt_while_a_later_step_is_compiled(rule, anew):
+    """As where an option has changed; all is as it was."""
+    value, gradients = data(9)
+    optimizer = MAKE[rule]([value])
+    optimizer.step([gradients[0]])
+    optimizer.weight_decay = 0.5
+    before = pickle.dumps((value, optimizer.state_dict()))
+    with interrupted_compiler(""):
+        optimizer.step([gradients[1]])
+    assert pickle.dumps((value, optimizer.state_dict())) == before
+
+
+@by_rule
+def test_an_interrupt_while_a_step_of_another_dtype_is_compiled(rule, anew):
+    """Of the second parameter: the first has not moved."""
+    values = [np.ones(3, F32), np.ones(3)]
+    optimizer = MAKE[rule](values)
+    gradients = [np.full_like(v, 0.5) for v in values]
+    with interrupted_compiler("float64"):
+        optimizer.step(gradients)
+    assert_same(values, [np.ones(3, F32), np.ones(3)])
+    assert optimizer.state_dict()["state"] == {}
+    optimizer.step(gradients)
+    assert_same(values, [by_hand(rule, np.ones_like(g), [g]) for g in gradients])
+
+
+@pytest.mark.parametrize("what", ["gather", "scatter"])
+@by_rule
+def test_an_interrupt_while_what_packs_is_compiled(rule, what, anew):
+    """A parameter that is taken in pieces: none has moved, nor have the means."""
+    value, gradients = data((130, 131))
+    v, expected = LAYOUTS["every second"](value), by_hand(rule, value, gradients)
+    optimizer = MAKE[rule]([v])
+    with interrupted_compiler(what):
+        optimizer.step([gradients[0]])
+    assert_same(v, value)
+    assert optimizer.state_dict()["state"] == {}
+    for g in gradients:
+        optimizer.step([g])
+    assert_same(v, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 67), (130, 131), (520, 521)])
+@pytest.mark.parametrize("layout", ["C", *LAYOUTS])
+def test_what_is_compiled_before_a_step(layout, shape, anew):
+    """All that it comes to, and nothing else: in one thread and in several, and what packs."""
+    lay, kernels = LAYOUTS.get(layout, np.copy), anew.values()
+
+    def nothing_compiled():
+        for kernel in kernels:
+            for entries in (kernel._code, kernel.serial, kernel.parallel):
+                entries.clear()
+
+    for lays, dtype in product(((lay, lay), (lay, np.copy), (np.copy, lay)), (F32, F64)):
+        value, (gradient, buffer) = data(shape, 2, dtype)
+        arrays = lays[0](value), lays[0](buffer)
+        nothing_compiled()
+        run, args = cpu.sgd_momentum.ready(lays[1](gradient), arrays, (0.1, 0.0, 0.9))
+        assert_same(arrays, (value, buffer), "it has not begun")
+        ready = [(set(k._code), set(k.parallel)) for k in kernels]
+        if run not in anew["sgd_momentum"].serial.values():  # or it is what was compiled
+            nothing_compiled()
+        run(*args)
+        assert [(set(k._code), set(k.parallel)) for k in kernels] == ready
+        assert bool(value.size) is bool((arrays[0] != value).any())
 
 
 @by_rule

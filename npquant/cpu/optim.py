@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from npquant.cpu import strided
 from npquant.cpu.storage import TYPES
-from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_type
-from npquant.cpu.walk import pieces, plain
+from npquant.cpu.target import PARALLEL_FROM, Kernel, Key, Types, array_type
+from npquant.cpu.walk import PIECE, common_order, pieces, plain
 from npquant.formulas import optim as f
 from npquant.layout import PER_TENSOR
 
@@ -37,17 +38,34 @@ class Update:
         self, gradient: Array, arrays: tuple[Array, ...], numbers: tuple[float, ...]
     ) -> None:
         """Update the parameter and its state; all have its dtype, and so have the numbers."""
+        update, args = self.ready(gradient, arrays, numbers)
+        update(*args)
+
+    def ready(
+        self, gradient: Array, arrays: tuple[Array, ...], numbers: tuple[float, ...]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What does the same, all of it compiled, and what to call it with."""
         n = gradient.size
         if n == 0:
-            return
+            return _nothing, ()
         key = (gradient.dtype, len(numbers), len(arrays))
         if n < PARALLEL_FROM and all(map(_is_carray, (gradient, *arrays))):
-            entry = self._kernel.serial[key]
-            entry(0, n, numbers, gradient, *arrays)
-            return
+            return self._kernel.serial[key], (0, n, numbers, gradient, *arrays)
         if plain(gradient) and all(map(plain, arrays)):
-            self._kernel(n, n, (numbers, gradient, *arrays), key)
-            return
+            self._kernel.ready(n, key)
+            return self._kernel, (n, n, (numbers, gradient, *arrays), key)
+        alike, _ = common_order([gradient, *arrays])
+        self._kernel.ready(n if alike else min(n, PIECE), key)
+        if n > PIECE and not alike:
+            _packs(gradient, strided.gather_kernel)
+            for a in arrays:
+                _packs(a, strided.gather_kernel, strided.scatter_kernel)
+        return self._in_pieces, (gradient, arrays, numbers, key)
+
+    def _in_pieces(
+        self, gradient: Array, arrays: tuple[Array, ...], numbers: tuple[float, ...], key: Key
+    ) -> None:
+        """The same of arrays of which one or more cannot be taken as they are."""
         for _, flat, _ in pieces(PER_TENSOR, (gradient, *arrays), arrays, apart=False):
             read, results = flat[: 1 + len(arrays)], flat[1 + len(arrays) :]
             # What is read may be a view of what is written or a copy, and read-only: so update
@@ -56,6 +74,18 @@ class Update:
                 np.copyto(result, a)
             m = read[0].size
             self._kernel(m, m, (numbers, read[0], *results), key)
+
+
+def _nothing() -> None:
+    """Update no elements."""
+
+
+def _packs(a: Array, *kernels: Kernel) -> None:
+    """Have these ready for the pieces of `a`, as `Packed` calls them where it must."""
+    if not plain(a):
+        words = 1 if strided.aligned(a) else a.itemsize
+        for kernel in kernels:
+            kernel.ready(PIECE * words, (np.dtype(f"u{a.itemsize // words}"),))
 
 
 def _signature(dtype: Any, numbers: int, arrays: int) -> Types:

@@ -168,6 +168,12 @@ class Kernel:
         if _saved < 0:
             _saved, _alone_until = 0.0, start + took + min(ALONE * took, ALONE_AT_MOST)
 
+    def ready(self, size: int, key: Key) -> None:
+        """Compile what a call for `size` elements may ask for, and call nothing."""
+        self.serial[key]
+        if size * self.work >= PARALLEL_FROM and threads() > 1:
+            self.parallel[key]
+
     def _compile(self, key: Key) -> Any:
         signature = types.intp, types.intp, *self._signature(*key)
         return _compile(self._segment, signature, self._full_width)

@@ -18,7 +18,7 @@ from npquant.cuda.division import DIVISOR, divisor
 from npquant.cuda.elements import ANY, BESIDE, BLOCK, WHOLE, Formula, Shortcut, body
 from npquant.cuda.target import SIMULATED, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS
-from npquant.cuda.walk import pieces
+from npquant.cuda.walk import in_memory_order, pieces, ready_to_copy
 from npquant.dtypes import NARROW, Precision
 from npquant.formulas.base import formula
 from npquant.layout import PER_TENSOR, Granularity, Layout
@@ -93,6 +93,25 @@ class Map:
                     tuple([a.argument(start) for a in written]),
                 )  # fmt: skip
                 self.kernel(blocks, BLOCK, args, key, on)
+
+    def ready(
+        self, x: tuple[DeviceArray, ...], precision: tuple[Any, Any, tuple[str, ...]],
+        y: tuple[DeviceArray, ...],
+    ) -> None:  # fmt: skip
+        """Compile what a call per tensor would launch, of a formula without qparams' arrays."""
+        there = [*x, *y]
+        if not x[0].size:
+            return
+        sizes = tuple([a.dtype.itemsize for a in there])
+        if in_memory_order(PER_TENSOR, there) is None:
+            for size in {a.dtype.itemsize for a in there if not a.contiguous}:
+                ready_to_copy(size)
+            there = [a for a in there if a.contiguous]  # copies of others are aligned
+        aligned = not [a for a in there if a.pointer % ACCESS]
+        layout = Layout(PER_TENSOR.channels, PER_TENSOR.inner)
+        dtypes = tuple([a.dtype for a in x]), tuple([a.dtype for a in y])
+        shape, _ = _shape_of_launches(layout, x[0].size, sizes, aligned, False, LONGEST, FEW)
+        self.kernel.ready((dtypes[0], precision[:2], precision[2], dtypes[1], *shape))
 
     def formula_of(self, inputs: Any, qparams: Any, outputs: Any) -> Formula:
         """The formula for these dtypes."""

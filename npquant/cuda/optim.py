@@ -8,6 +8,7 @@ from typing import Any
 from npquant.cuda.arrays import device
 from npquant.cuda.elements import Formula
 from npquant.cuda.loops import Map, nothing
+from npquant.cuda.vectors import ACCESS
 from npquant.formulas import optim as f
 from npquant.formulas.base import formula
 from npquant.layout import PER_TENSOR
@@ -30,12 +31,26 @@ class Update:
             return element(values, constants)
 
         self.map = Map(Formula(nothing, element_of), name)
+        self._ready: set[tuple[Any, int, bool]] = set()
 
     def __call__(self, gradient: Any, arrays: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
         """Update the parameter and its state; all have its dtype, and so have the numbers."""
-        a, kind = tuple(map(device, arrays)), device(gradient).dtype.name
-        kinds = "int32", "int32", (kind,) * len(numbers)
-        self.map(PER_TENSOR, (gradient, *a), 0, 0, numbers, kinds, a)
+        update, args = self.ready(gradient, arrays, numbers)
+        update(*args)
+
+    def ready(
+        self, gradient: Any, arrays: tuple[Any, ...], numbers: tuple[float, ...]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What does the same, all of it compiled, and what to call it with."""
+        g, a = device(gradient), tuple(map(device, arrays))
+        x, kinds = (g, *a), ("int32", "int32", (g.dtype.name,) * len(numbers))
+        # Of arrays in C order what is launched depends on little, and is soon known.
+        known = g.dtype, len(a), not [p for p in x if p.pointer % ACCESS]
+        if known not in self._ready or [p for p in x if not p.contiguous]:
+            self.map.ready(x, kinds, a)
+            if g.size and not [p for p in x if not p.contiguous]:
+                self._ready.add(known)
+        return self.map, (PER_TENSOR, x, 0, 0, numbers, kinds, a)
 
 
 def _sgd(slope: Callable[..., Any]) -> Update:

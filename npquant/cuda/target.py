@@ -162,12 +162,20 @@ class Kernel:
         make_ready()
         entry = self._entries.get(key)
         if entry is None:
-            with no_collection():
-                entry = self._entries[key] = self._compiled(key)
+            entry = self.ready(key)
         grid, values = sizes(blocks, threads), flattened(args)
         entry.launch(grid, values, on)
         if watch.recording is not None:
             watch.recording.launched(entry, grid, values, on)
+
+    def ready(self, key: Key) -> Any:
+        """Compile what is launched for a key, unless it is there, and launch nothing."""
+        make_ready()
+        entry = self._entries.get(key)
+        if entry is None:
+            with no_collection():
+                entry = self._entries[key] = self._compiled(key)
+        return entry
 
     def _compiled(self, key: Key) -> Any:
         function, signature = self._make(*key)

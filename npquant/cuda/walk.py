@@ -47,6 +47,11 @@ def pieces(
         copy(p, a, on)
 
 
+def ready_to_copy(itemsize: int) -> None:
+    """Compile what copies elements of so many bytes."""
+    _copy.ready((itemsize,))
+
+
 def in_memory_order(granularity: Granularity, arrays: list[DeviceArray]) -> Layout | None:
     """The layout of arrays that all lie alike in memory, without gaps; else None."""
     if not [a for a in arrays if not a.contiguous]:

@@ -13,7 +13,9 @@ from npquant import cuda
 from npquant.adaround import AdaroundLoss
 from npquant.arrays import copy
 from npquant.autograd import Parameter, Tape
+from npquant.cuda import optim, target, walk
 from npquant.cuda.arrays import OWN
+from npquant.formulas import optim as formulas
 from npquant.modules import (
     AdaroundFakeQuantizer,
     FakeQuantize,
@@ -27,6 +29,7 @@ from npquant.modules import (
     PerChannelMinMaxObserver,
 )
 from npquant.optim import SGD, Adam
+from twins import MEMORY
 
 RNG = np.random.default_rng(5)
 BATCHES = [RNG.normal(0, 1 + i, (3, 37)).astype(np.float32) for i in range(3)]
@@ -354,6 +357,74 @@ def test_the_state_of_an_optimizer_goes_where_its_parameter_is(optimizer, monkey
     for g in (first, second, third):
         expected.step([g])
     assert_same(ours.value, theirs.value)
+
+
+#: The second and the last begin beside a multiple of what is read at once.
+LYING = {
+    "C": np.copy,
+    "beside": lambda x: np.append(x.dtype.type(0), x)[1:].reshape(x.shape),
+    "Fortran": np.asfortranarray,
+    "every second": lambda x: np.repeat(x, 2, axis=1)[:, 1::2],
+}
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """A step's kernel and what packs, as if nothing had been compiled."""
+    adam = optim._adam(formulas.adam)
+    copies = target.Kernel(walk._make_copy, "copy_strided")
+    monkeypatch.setattr(cuda, "adam", adam)
+    monkeypatch.setattr(walk, "_copy", copies)
+    return adam.map.kernel, copies
+
+
+@pytest.mark.parametrize("ours", LYING)
+@pytest.mark.parametrize("theirs", LYING)
+def test_what_is_compiled_before_a_step(ours, theirs, anew):
+    """All that it comes to, and nothing else."""
+    x = np.ones((4, 32), np.float32)
+    arrays = tuple(MEMORY.upload(LYING[ours](x * k)) for k in (1, 0, 0))
+    args = MEMORY.upload(LYING[theirs](x)), arrays, (0.5,) * 7
+    run, given = cuda.adam.ready(*args)
+    assert_same(MEMORY.download(arrays[0]), x, "it has not begun")
+    ready = [set(kernel._entries) for kernel in anew]
+    for kernel in anew:
+        kernel._entries.clear()
+    run(*given)
+    assert [set(kernel._entries) for kernel in anew] == ready
+    assert (MEMORY.download(arrays[0]) != x).all()
+
+
+def test_what_is_compiled_before_a_step_of_arrays_at_another_address(anew):
+    """Which is another kernel, though they lie alike."""
+    x, entries = np.ones((4, 32), np.float32), anew[0]._entries
+    for lay, count in ((LYING["C"], 1), (LYING["beside"], 2), (LYING["C"], 2)):
+        arrays = tuple(MEMORY.upload(lay(x * k)) for k in (1, 0, 0))
+        run, given = cuda.adam.ready(MEMORY.upload(lay(x)), arrays, (0.5,) * 7)
+        assert len(entries) == count
+        run(*given)
+        assert len(entries) == count
+
+
+def test_an_interrupt_while_a_step_of_another_dtype_is_compiled(anew, monkeypatch):
+    """Of the second parameter: the first has not moved."""
+    compile_, values = target.Kernel._compiled, [np.ones(3, np.float32), np.ones(3)]
+    ours, gradients = map(cuda.to_device, values), list(map(cuda.to_device, values))
+    optimizer = Adam(ours)
+
+    def interrupted(kernel, key):
+        if np.dtype(np.float64) in key[0]:
+            raise KeyboardInterrupt
+        return compile_(kernel, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.Kernel, "_compiled", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step(gradients)
+    assert_same([seen(p) for p in optimizer.params], values)
+    assert optimizer._state == [{}, {}]
+    optimizer.step(gradients)
+    assert all((seen(p) < 1).all() for p in optimizer.params)
 
 
 def test_wrong_state_of_a_parameter_on_a_gpu():
