@@ -6,7 +6,8 @@ The update rules are those of PyTorch 2.13 on a CPU (``torch.optim``, ``foreach=
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from typing import Any, Self
 
 import numpy as np
@@ -45,9 +46,9 @@ class _Optimizer(ABC):
         if not self.params:
             raise ValueError("params must not be empty")
         values = [self._value(i) for i in range(len(self.params))]
-        for i, v in enumerate(values):
-            if any(checks.overlap(v, other) for other in values[:i]):
-                raise ValueError(f"params must lie apart, params[{i}] overlaps another")
+        i = _first_overlapping(values)
+        if i is not None:
+            raise ValueError(f"params must lie apart, params[{i}] overlaps another")
         self._state: list[dict[str, Any]] = [{} for _ in values]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -521,6 +522,34 @@ def _listed(values: Any, name: str, of: str) -> list[Any]:
         except TypeError:  # it cannot be gone through
             pass
     raise TypeError(f"{name} must be a list of {of}, got {show(values)}")
+
+
+def _first_overlapping(values: list[Array]) -> int | None:
+    """The place of the first array that overlaps one before it."""
+    spans, others, found = [], [], len(values)
+    for i, v in enumerate(values):
+        if type(v) is not np.ndarray:
+            others.append(i)
+        else:
+            spans.append((*np.lib.array_utils.byte_bounds(v), i))
+    pairs = combinations(others, 2)
+    for j, i in chain(_met(spans), pairs):  # arrays of NumPy and on a GPU lie apart
+        if i < found and checks.overlap(values[i], values[j]):
+            found = i
+    return found if found < len(values) else None
+
+
+def _met(spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what pairs of (begin, end, place) have memory in common, each in order of the places.
+
+    In memory, one may meet those alone that began before it and have not ended there.
+    """
+    open_: list[tuple[int, int]] = []
+    for begin, end, i in sorted(spans):
+        open_ = [(e, j) for e, j in open_ if e > begin]
+        for _, j in open_:
+            yield min(i, j), max(i, j)
+        open_.append((end, i))
 
 
 def _betas(betas: Any) -> tuple[float, float]:

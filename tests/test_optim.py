@@ -6,6 +6,7 @@ PyTorch's bits are for tests/peers/test_pytorch_optim.py.
 import copy
 import pickle
 import re
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from itertools import product
 from types import SimpleNamespace
@@ -658,6 +659,53 @@ def test_parameters_that_interleave(rule):
     assert_same(together, np.hstack([left, right]))
     with pytest.raises(ValueError, match=r"params must lie apart, params\[1\] overlaps another"):
         MAKE[rule]([together[:, :4], together[:, 3:]])
+
+
+def first_overlapping(values):
+    """The place of the first that shares an element with one before it."""
+    for i, v in enumerate(values):
+        if any(np.shares_memory(v, other) for other in values[:i]):
+            return i
+    return None
+
+
+def expect_overlap(values, i):
+    """Nothing is refused where `i` is None, else params[i] is."""
+    overlap = rf"params must lie apart, params\[{i}\] overlaps another"
+    with nullcontext() if i is None else pytest.raises(ValueError, match=overlap):
+        SGD(values)
+
+
+def test_parameters_that_overlap_are_found_wherever_they_lie():
+    """The first that overlaps one before it is named, as where all pairs are compared."""
+    rng, found = np.random.default_rng(0), Counter()
+    for _ in range(600):
+        memory, values = np.zeros(40, F32), [np.zeros(3, F32)]
+        for _ in range(rng.integers(1, 7)):
+            begin, step = rng.integers(0, 38), rng.integers(1, 7)
+            v = memory[begin : begin + rng.integers(0, 30) : step]
+            values.append(v[:: rng.choice([1, -1])])
+        if rng.random() < 0.3:
+            square = memory[:36].reshape(6, 6)
+            values.append(square[rng.integers(0, 6) :, rng.integers(0, 5) :])
+        values = [values[i] for i in rng.permutation(len(values))]
+        i = first_overlapping(values)
+        found[i] += 1
+        expect_overlap(values, i)
+    assert min(found[i] for i in (None, 1, 2, 3, 4)) > 10
+
+
+def test_a_parameter_that_spans_others():
+    """It begins before them and ends after them, and lies between them."""
+    memory = np.zeros(99, F32)
+    large, small = memory[::2], [memory[i : i + 1] for i in range(1, 99, 2)]
+    for values in ([large, *small], [*small, large], [*small[20:], large, *small[:20][::-1]]):
+        expect_overlap(values, None)
+        expect_overlap([*values, memory[4:5]], 50)
+        expect_overlap([memory[94:95], *values], 1 + [v is large for v in values].index(True))
+        expect_overlap([*values, memory[95:96], memory[4:5]], 50)
+        expect_overlap([*values[:9], memory[98:99], *values[9:]], max(
+            9, 1 + [v is large for v in values].index(True)))  # fmt: skip
 
 
 @pytest.mark.parametrize("there", range(4))

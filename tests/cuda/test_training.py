@@ -444,6 +444,18 @@ def test_wrong_state_of_a_parameter_on_a_gpu():
         optimizer.load_state_dict(optimizer.state_dict() | {"state": {0: state}})
 
 
+def test_parameters_that_overlap():
+    """On a GPU, beside others in NumPy: the first that overlaps one before it is named."""
+    p, host = cuda.to_device(np.ones(8, np.float32)), np.ones(8, np.float32)
+    SGD([p[:4], host, p[4:]])
+    for values, i in (
+        ([host, p[:4], p[3:]], 2), ([p[:4], host, host[1:], p[3:]], 2),
+        ([p[:4], p[3:], host, host[1:]], 1),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"params must lie apart, params\[{i}\] overlaps"):
+            SGD(values)
+
+
 def test_optimizers_refuse_a_mixture():
     p = cuda.to_device(BATCHES[0])
     with pytest.raises(TypeError, match=r"gradients\[0\] and params\[0\] must be of one kind"):
