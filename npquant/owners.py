@@ -43,6 +43,9 @@ _CUDA = 2, 13  # what DLPack calls memory of CUDA devices, and managed memory
 
 
 def _has_device_memory(value: Any) -> bool:
+    # Numba's have no interface where their stream is one of cuda.core, of which it makes no number.
+    if getattr(value, "__cuda_ndarray__", False) is True:
+        return True
     if hasattr(value, "__cuda_array_interface__"):
         return True
     kind = getattr(value, "__dlpack_device__", None)

@@ -14,6 +14,7 @@ from numba.cuda.cudadrv.driver import Stream
 import npquant as nq
 import npquant.modules as npq
 from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
+from npquant.adaround import AdaroundLoss
 from npquant.arrays import beside
 from npquant.checks.calls import forget
 from npquant.cuda import arrays, target, to_device, to_host
@@ -94,7 +95,11 @@ def test_all_of_an_op_is_on_the_stream_of_the_input(name, streams):
     """Whatever the others say, which are ready; and results say it too."""
     kwargs = arguments(name, *shape_and_axis(name))
     first = next(key for key in ("input", *DATA) if key in kwargs)
-    for lay in LAYOUTS:
+    calls = [(kwargs, lay) for lay in LAYOUTS]
+    if "learnable" in name:  # which converts it, if it is an array
+        z = np.asarray(kwargs["zero_point"]).astype(np.int32)
+        calls.append((kwargs | {"zero_point": z}, np.copy))
+    for kwargs, lay in calls:
         given = {k: lay(v) if isinstance(v, np.ndarray) and k in DATA else v
                  for k, v in kwargs.items()}  # fmt: skip
         given = on_stream(given, (first,))
@@ -124,6 +129,34 @@ def test_a_result_keeps_the_stream_of_numba_that_it_is_made_on():
     of_default = x.owner.bind(Stream(driver.CUstream(0)))  # the default one, which has no name
     y = nq.quantize_per_tensor(of_default, 0.1, 0, -8, 7, np.int8)
     assert y.__cuda_array_interface__["stream"] is None
+
+
+@pytest.mark.parametrize("handle", [STREAM, 0])
+def test_arrays_of_numba_on_a_stream_of_another_library(handle, streams):
+    """As one of cuda.core, which is no number; what is made of its handle keeps it alive."""
+    on = SimpleNamespace(__cuda_stream__=lambda: (0, handle))
+    made = arrays.OWN.empty(None, (4,), np.dtype(np.float32), (4,)).bind(on)
+    with pytest.raises(TypeError):
+        made.__cuda_array_interface__  # noqa: B018
+    y = nq.quantize_per_tensor(made, 0.1, 0, -8, 7, np.int8)
+    assert [found for _, found in streams] == [handle]
+    assert y.__cuda_array_interface__["stream"] == (handle or None)
+    assert not handle or y.stream.given is on
+
+
+def test_what_an_observer_of_the_user_chooses_is_on_the_stream_of_the_data(streams):
+    class Own(npq.MinMaxObserver):
+        def calculate_qparams(self):
+            return Shown(np.ones(1), OTHER), Shown(np.zeros(1, np.int64), OTHER)
+
+    npq.FakeQuantize(Own)(Shown(np.ones((9, 28), np.float32), STREAM))
+    assert {on for _, on in streams} == {STREAM}, streams
+
+
+def test_no_gradient_while_there_is_no_regularizer_is_on_the_stream_of_V(streams):
+    v, out = Shown(np.ones(8, np.float32), STREAM), Shown(np.ones(8, np.float32), OTHER)
+    assert AdaroundLoss(10).regularizer_backward(0, v, out=out) is out
+    assert streams == [("fill", STREAM)]
 
 
 @pytest.mark.parametrize("name", WITH_OUT)
@@ -172,6 +205,17 @@ def test_all_of_a_module_is_on_the_stream_of_its_data(name, streams, monkeypatch
         assert streams
         assert {on for _, on in streams} == {stream}, streams
         streams.clear()
+
+
+@pytest.mark.parametrize("scheme", ["per_tensor_affine", "per_tensor_symmetric"])
+def test_learned_qparams_of_float64_are_converted_on_the_stream_of_the_data(scheme, streams):
+    """They become float32 with a call, whatever stream an optimizer has made them on."""
+    module, x = learned(qscheme=scheme), Shown(np.ones((9, 28), np.float32), STREAM)
+    for parameter in (module.scale, module.zero_point):
+        parameter.value = Shown(np.ones(1), OTHER)
+    module(x)
+    assert {on for _, on in streams} == {STREAM}, streams
+    assert [p.value.dtype for p in (module.scale, module.zero_point)] == [np.float32] * 2
 
 
 def test_a_state_lies_as_its_parameter(streams):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npquant import checks, dtypes
-from npquant.arrays import filled, on_host
+from npquant.arrays import filled, following, on_host
 from npquant.cpu.metrics import total_squared_difference
 from npquant.meta import ArraySpec
 from npquant.ops.adaround import adaround_regularizer, adaround_regularizer_backward, alone
@@ -172,7 +172,8 @@ class AdaroundLoss:
         if beta is not None:
             gradient = adaround_regularizer_backward(v, beta, self.reg_param, out=out)
         else:
-            gradient = filled(checks.output(out, v, v.dtype, data="V"), 0)
+            gradient = checks.output(out, v, v.dtype, data="V")
+            filled(following(v, gradient), 0)
         return gradient
 
     def reconstruction(self, output: Array, target: Array) -> float:

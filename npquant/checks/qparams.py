@@ -295,8 +295,11 @@ def learned(value: Any, name: str) -> Array:
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 
-def learned_zero_point(value: Any) -> Array:
-    """The same of a zero point, which the forward takes in integers too: a float32 of them."""
+def learned_zero_point(value: Any, x: Array) -> Array:
+    """The same of a zero point, which the forward takes in integers too: a float32 of them.
+
+    On a GPU these are made on the stream of `x`.
+    """
     if type(value) is int or isinstance(value, np.integer):
         whole = -(2**63) <= value < 2**63
         value = np.array([value], np.int64) if whole else number(value, "zero_point")
@@ -304,7 +307,11 @@ def learned_zero_point(value: Any) -> Array:
         return learned(value, "zero_point")
     z = value if isinstance(value, ARRAYS) else array_of_numbers(value, "zero_point")
     z = real(z, "zero_point")
-    return arrays.cast(z, dtypes.float32) if z.dtype in INTEGERS else z
+    if z.dtype not in INTEGERS:
+        return z
+    if not isinstance(z, ARRAYS) and not isinstance(x, ARRAYS):
+        z.follow(x)
+    return arrays.cast(z, dtypes.float32)
 
 
 #: The least number that rounds to a positive float32, and the greatest that does to a finite one.

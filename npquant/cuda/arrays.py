@@ -286,6 +286,10 @@ class Interface(Library):
     """
 
     def describe(self, value: Any) -> DeviceArray:
+        if _is_numbas(value):  # whose interface tells no strides of what is broadcast, too
+            return DeviceArray(
+                value, self, self.address(value), value.shape, value.dtype, value.strides
+            )
         if not hasattr(value, "__cuda_array_interface__"):
             return self._of_dlpack(value)
         found = value.__cuda_array_interface__
@@ -295,8 +299,6 @@ class Interface(Library):
         dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(found["typestr"])
         address, read_only = found["data"]
         strides = found.get("strides")
-        if type(value).__module__.startswith("numba"):  # which says none of what is broadcast, too
-            strides = value.strides
         return DeviceArray(value, self, address or 0, found["shape"], dtype, strides,
                            not read_only)  # fmt: skip
 
@@ -316,10 +318,12 @@ class Interface(Library):
         target.make_ready()
         # The array says on which stream it is written, and what reads it asks it for that. One that
         # Numba has made it keeps, too: with the last reference it would be destroyed.
-        on = None if like is None else getattr(like.owner, "stream", None)
+        on: Any = None if like is None else getattr(like.owner, "stream", None)
         if not isinstance(on, target.cuda.cudadrv.driver.Stream) or not int(on.handle):
-            handle = 0 if like is None else like.stream()
+            given, handle = on, 0 if like is None else like.stream()
             on = target.cuda.external_stream(handle) if handle else 0
+            if handle and hasattr(given, "__cuda_stream__"):
+                on.given = given  # one of cuda.core would be destroyed, too
         made = target.cuda.cudadrv.devicearray.DeviceNDArray
         return made(shape, strides, dtype, stream=on)
 
@@ -333,8 +337,16 @@ class Interface(Library):
         return y
 
     def stream(self, a: DeviceArray) -> int:
-        found = getattr(a.owner, "__cuda_array_interface__", {})
-        return int(found.get("stream") or 0)
+        if not _is_numbas(a.owner):
+            return int(getattr(a.owner, "__cuda_array_interface__", {}).get("stream") or 0)
+        on = a.owner.stream
+        # One of cuda.core is no number.
+        return int(on.__cuda_stream__()[1] if hasattr(on, "__cuda_stream__") else on or 0)
+
+
+def _is_numbas(value: Any) -> bool:
+    """Whether `value` is an array of Numba."""
+    return getattr(value, "__cuda_ndarray__", False) is True
 
 
 class Simulator(Library):

@@ -21,6 +21,7 @@ from npquant.modules.observers import (
     Observer,
 )
 from npquant.ops.fused import SMALL_SCALE
+from npquant.owners import on_device
 from npquant.state import seen
 
 _FLOAT, _INT32 = dtypes.float32, dtypes.int32
@@ -150,7 +151,9 @@ class FakeQuantizeBase(Module):
                 return None
             qparams = found or observer.calculate_qparams()
             if own:  # and in arrays that it keeps
-                scale, zero_point = (ravel(copy(v)) for v in qparams)
+                scale, zero_point = (
+                    ravel(copy(following(x, v) if on_device(v) else v)) for v in qparams
+                )
                 qparams = astype(scale, _FLOAT), zero_point
             self._check_qparams(*qparams)
         except BaseException:  # an interrupt too, after which the call may be made again

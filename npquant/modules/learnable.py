@@ -346,7 +346,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         """The scale and the zero point beside `x`: Parameters, if they are learned."""
         if not (isinstance(x, np.ndarray) and self._scale_is_used):
             _replace(self.scale, self._scale(x))
-        _replace(self.zero_point, _single(self.zero_point.value))
+        _replace(self.zero_point, _single(self.zero_point.value, x))
         if self._on("fake_quant_enabled") and x.size:
             if self._symmetric:
                 _replace(self.zero_point, self._zero_point(x))
@@ -385,14 +385,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _scale(self, beside: Any = None) -> Array:
         """The scale that is used, perhaps beside data: not below eps."""
-        scale = _single(self.scale.value)
+        scale = _single(self.scale.value, beside)
         scale = scale if beside is None else following(beside, scale)
         least: Array = maximum(scale, float(self.eps[0]))
         return least
 
     def _zero_point(self, beside: Any = None) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
-        z: Array = _single(self.zero_point.value)
+        z: Array = _single(self.zero_point.value, beside)
         if not self._symmetric:
             return z
         z = z if beside is None else following(beside, z)
@@ -530,10 +530,10 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         )
 
 
-def _single(array: Any) -> Any:
-    """Floats in float32, as what is learned is saved; anything else as it is."""
+def _single(array: Any, like: Any = None) -> Any:
+    """Floats in float32, as what is learned is saved, made beside data; anything else as it is."""
     if is_array(array) and kind(array)[1] in dtypes.FLOATS and kind(array)[1] != _FLOAT:
-        return astype(array, _FLOAT)
+        return astype(array if like is None else following(like, array), _FLOAT)
     return array
 
 

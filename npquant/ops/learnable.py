@@ -901,7 +901,7 @@ def _backward(
     if done is not None:
         return done
     g = checks.same(grad, "grad", x)
-    u, v = checks.learned(scale, "scale"), checks.learned_zero_point(zero_point)
+    u, v = checks.learned(scale, "scale"), checks.learned_zero_point(zero_point, x)
     if not isinstance(x, (np.ndarray, ArraySpec)):
         for name, p in (("scale", u), ("zero_point", v)):
             if p.dtype not in dtypes.SINGLE_AND_DOUBLE:
