@@ -276,6 +276,23 @@ def test_the_interface(streams):
     assert arrays.device(Shown(held)).stream() == 0
 
 
+@pytest.mark.parametrize("dtype", ["S5", "V12", [("a", "f4"), ("b", "f8")]], ids=str)
+def test_elements_whose_size_is_no_power_of_two(dtype):
+    """They begin wherever NumPy lets them."""
+    dtype = np.dtype(dtype)
+    for offset in range(dtype.itemsize):
+        held = np.ndarray((2, 3), dtype, np.zeros(100, np.uint8), offset)
+        shown = Shown(held)
+        shown.dtype = dtype
+        a = arrays.device(shown)
+        assert (a.pointer, a.dtype, a.contiguous) == (held.ctypes.data, dtype, True)
+
+
+def test_elements_of_no_bytes():
+    with pytest.raises(TypeError, match=r"must have elements of a byte at least, got \|S0"):
+        to_host(Shown(np.ndarray(3, "S0")))
+
+
 @pytest.mark.parametrize("row", [np.ones(6, np.float32), np.ones((4, 1), np.float32)])
 def test_what_numba_broadcasts(row, streams):
     """There is less memory than elements, and its interface tells no strides."""

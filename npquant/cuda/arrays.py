@@ -50,6 +50,8 @@ class Lying:
 @lru_cache(maxsize=KINDS)
 def _lying(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Lying:
     itemsize, size = dtype.itemsize, prod(shape)
+    if not itemsize:
+        raise TypeError(f"a device array must have elements of a byte at least, got {dtype}")
     dense = contiguous_strides(shape, itemsize)
     # Nobody steps along an axis of one, and libraries differ in what they say of it.
     ways = zip(shape, strides or dense, dense, strict=True)
@@ -412,7 +414,7 @@ def device(value: Any) -> DeviceArray:
         raise ValueError(
             f"a device array must have memory, got one of {found.size} elements at address 0"
         )
-    if found.pointer % size or not found.lying.even:
+    if found.pointer % found.dtype.alignment or not found.lying.even:
         raise ValueError(
             f"a device array must have elements at multiples of their {size} bytes, got one at "
             f"{found.pointer:#x} with strides {found.strides}"

@@ -411,6 +411,9 @@ def test_transfer():
         y = cuda.to_device(x.transpose(2, 0, 1))
         assert_same(cuda.to_host(y), x.transpose(2, 0, 1))
         assert_same(cuda.to_host(given(x[:, ::-1, ::2])), x[:, ::-1, ::2])
+    for dtype in ("S5", "V12", [("a", "f4"), ("b", "f8")]):
+        x = np.arange(3 * np.dtype(dtype).itemsize, dtype=np.uint8).view(dtype)
+        assert cuda.to_host(given(x)).tobytes() == x.tobytes()
     for wrong in (np.ones(3).tolist(), given(np.ones(3, np.float32))):
         with pytest.raises(TypeError, match="array must be a NumPy array"):
             cuda.to_device(wrong)
