@@ -57,6 +57,12 @@ def rounded(a: Array, lo: int, hi: int, dtype: Any) -> Array:
 
 def _by_kernel(name: str, *arrays: Array, number: float | None = None) -> Array:
     x = [described(a) for a in arrays]
+    for a in x[1:]:  # a kernel would read past its end
+        if (a.shape, a.dtype) != (x[0].shape, x[0].dtype):
+            raise ValueError(
+                f"arrays must be alike, got {x[0].dtype} of shape {x[0].shape} and {a.dtype} of "
+                f"shape {a.shape}"
+            )
     from npquant.cuda import arithmetic
 
     y = x[0].new_alike(x[0].dtype)

@@ -948,6 +948,31 @@ def test_other_channels_than_before(kind):
             observer.merge(other)
 
 
+@pytest.mark.parametrize("kind", [*PER_CHANNEL, *COUNTING])
+def test_arrays_of_different_channels(kind):
+    """Each may be assigned, and is right by itself; a kernel would read and write past an end."""
+    for name in kind._buffers:
+        if name in ("eps", "min_val"):
+            continue
+        observer, other = kind(ch_axis=0), kind(ch_axis=0)
+        observer(data((4, 30)))
+        other(data((4, 30)))
+        setattr(observer, name, getattr(observer, name)[:3])
+        before = {key: getattr(observer, key).copy() for key in kind._buffers}
+        uses = [lambda x=observer: x(data((4, 30))), observer.calculate_qparams]
+        if kind not in PER_CHANNEL[1:]:
+            uses += [lambda x=observer, y=other: x.merge(y), lambda x=observer, y=other: y.merge(x)]
+        for use in uses:
+            with pytest.raises(ValueError, match=f"{name} must have 4 channels, .* got 3"):
+                use()
+        for key, value in before.items():
+            assert_same(getattr(observer, key), value, key)
+        for key in kind._buffers:  # another state, one after the other
+            setattr(observer, key, getattr(other, key))
+        same_state(observer, other)
+        assert_same(observer.calculate_qparams(), other.calculate_qparams())
+
+
 def test_vectors_have_channels_too():
     """PyTorch fails (D25)."""
     observer = PerChannelMinMaxObserver()

@@ -13,6 +13,7 @@ from npquant.cuda.arrays import device
 from npquant.cuda.convert import cast
 from npquant.cuda.extremes import minmax
 from npquant.cuda.target import THREADS, Kernel, Types, cuda, pointer
+from npquant.cuda.walk import packed
 from npquant.dtypes import DType
 from npquant.formulas import qparams as f
 from npquant.layout import Granularity
@@ -34,11 +35,14 @@ class Choose:
         a, b, s, z = map(device, (least, greatest, scale, zero_point))
         if not a.size:
             return
+        on = a.stream()
+        b.follow(a)
+        a, b = packed(a), packed(b)  # as those that were given to an observer may have gaps
         args = (
             a.size, a.argument(), b.argument(), *bounds, eps, middle, s.argument(), z.argument(),
         )  # fmt: skip
         key = (a.dtype, precision, s.dtype, z.dtype)
-        self.kernel(-(-a.size // THREADS), THREADS, args, key, a.stream())
+        self.kernel(-(-a.size // THREADS), THREADS, args, key, on)
 
     def _make(
         self, least: Any, precision: str, scale: Any, zero_point: Any

@@ -285,6 +285,7 @@ class FakeQuantize(FakeQuantizeBase):
     """
 
     _buffers = (*FakeQuantizeBase._buffers, "scale", "zero_point")
+    _travelling = ("scale", "zero_point")
     _kinds: ClassVar[Kinds] = {
         **FakeQuantizeBase._kinds,
         "scale": (_FLOAT,),

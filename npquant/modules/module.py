@@ -46,6 +46,8 @@ class Module:
     _parameters: ClassVar[tuple[str, ...]] = ()
     _buffers: ClassVar[tuple[str, ...]] = ()
     _modules: ClassVar[tuple[str, ...]] = ()
+    #: The buffers that may lie on a GPU, as the data does; all others are brought to NumPy.
+    _travelling: ClassVar[tuple[str, ...]] = ()
     #: The dtypes that a saved instance may have of these; of others any but objects.
     _kinds: ClassVar[Kinds] = {}
 
@@ -92,8 +94,14 @@ class Module:
                     f"{name} must have an array as its value, as a Parameter has, got {seen(value)}"
                 )
             given = value.value
-        if on_device(given):  # looked at when it is saved: to bring it here takes a while
-            return value
+        if on_device(given):
+            if name in (*self._parameters, *self._travelling):
+                # Values are looked at when it is saved: to bring them here takes a while.
+                shape, dtype = kind(given, name)
+                check_dtype(name, dtype, self._dtypes(name))
+                self._check_array(name, name, np.broadcast_to(np.ones((), dtype), shape))
+                return value
+            value = given = on_host(given)
         array = _copied(name, given, self._dtypes(name))
         self._check_array(name, name, array)
         return array if isinstance(given, np.ndarray) and name in self._buffers else value
@@ -290,10 +298,16 @@ def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]] | None) -> A
     if dtypes is None:
         if array.dtype.hasobject:
             raise TypeError(f"{key} must not be an array of objects, got {array.dtype}")
-    elif array.dtype not in dtypes:
-        several = "a dtype among" if len(dtypes) > 1 else "the dtype"
-        raise TypeError(f"{key} must have {several} {names(dtypes)}, got {array.dtype}")
+    else:
+        check_dtype(key, array.dtype, dtypes)
     return array
+
+
+def check_dtype(key: str, dtype: np.dtype[Any], dtypes: Collection[np.dtype[Any]]) -> None:
+    """Raise a TypeError unless a dtype is among these."""
+    if dtype not in dtypes:
+        several = "a dtype among" if len(dtypes) > 1 else "the dtype"
+        raise TypeError(f"{key} must have {several} {names(dtypes)}, got {dtype}")
 
 
 def check_eps(key: str, eps: Array) -> None:

@@ -11,6 +11,7 @@ import npquant as nq
 from cases import assert_same
 from npquant import cuda
 from npquant.adaround import AdaroundLoss
+from npquant.arithmetic import add
 from npquant.arrays import copy
 from npquant.autograd import Parameter, Tape
 from npquant.cuda import optim, target, walk
@@ -273,6 +274,114 @@ def test_a_state_that_comes_back(name, monkeypatch):
         ours.merge(there)
         theirs(BATCHES[2])
         assert_same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+
+
+NOTHING = {"min_val": np.inf, "max_val": -np.inf}
+
+
+@pytest.mark.parametrize("name", ["moving average", "moving, per channel"])
+def test_a_range_of_nothing_that_is_assigned(name, monkeypatch):
+    """It is that of an observer that has seen nothing, as in NumPy."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs = OBSERVERS[name](), OBSERVERS[name]()
+    ours(cuda.to_device(BATCHES[1]))
+    for end, value in NOTHING.items():
+        value = np.full(theirs.min_val.shape, value, np.float32)
+        setattr(ours, end, cuda.to_device(value))
+    with pytest.warns(UserWarning, match="nothing was observed"):
+        assert_same(ours.calculate_qparams(), (np.ones(1, np.float32), np.zeros(1, np.int64)))
+    ours(cuda.to_device(BATCHES[0])), theirs(BATCHES[0])
+    same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+
+
+@pytest.mark.parametrize("step", [2, -2])
+@pytest.mark.parametrize("name", ["per channel", "symmetric", "fused per channel"])
+def test_ends_with_gaps(name, step):
+    """What is assigned lies as it does, and qparams are chosen of its elements."""
+    make = (OBSERVERS | MODULES)[name]
+    ours, theirs = make(), make()
+    ends = np.float32([-1, -9, -2, -9, -4, -9]), np.float32([3, 99, 5, 99, 9, 99])
+    for module, bring in ((ours, cuda.to_device), (theirs, np.copy)):
+        observer = getattr(module, "activation_post_process", module)
+        observer.min_val, observer.max_val = (bring(v)[::step] for v in ends)
+    same(ours.calculate_qparams(), theirs.calculate_qparams())
+
+
+def test_what_is_assigned_on_a_gpu_is_checked():
+    """Its dtype and its shape, as in NumPy; its values are there."""
+    one, three = np.ones(1, np.float32), np.ones(3, np.float32)
+    observer, module = OBSERVERS["per channel"](), LEARNABLE["channel"]()
+    fused = MODULES["fused"]()
+    for owner, name, value, message in (
+        (observer, "min_val", three.astype(np.float64), "the dtype float32, got float64"),
+        (observer, "max_val", three.reshape(1, 3), r"the shape \(3,\), got \(1, 3\)"),
+        (MinMaxObserver(), "max_val", three, r"the shape \(\), got \(3,\)"),
+        (module, "scale", one, r"the shape \(3,\), got \(1,\)"),
+        (module, "zero_point", three.astype(np.float64), "the dtype float32, got float64"),
+        (fused, "scale", three, r"the shape \(1,\), got \(3,\)"),
+        (fused, "zero_point", one, "the dtype int32, got float32"),
+    ):
+        for bring in (np.copy, cuda.to_device):
+            given = Parameter(bring(value)) if name in owner._parameters else bring(value)
+            with pytest.raises((TypeError, ValueError), match=f"{name} must have {message}"):
+                setattr(owner, name, given)
+
+
+def test_what_modules_ask_for_in_numpy_is_brought_there(monkeypatch):
+    """Switches, eps, and all that observers of counts keep."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    ours, theirs = MODULES["fake quantize"](), MODULES["fake quantize"]()
+    for module, bring in ((ours, cuda.to_device), (theirs, np.copy)):
+        module(BATCHES[0])
+        module.observer_enabled = bring(np.zeros(1, np.uint8))
+        module.activation_post_process.eps = bring(np.ones(1, np.float32))
+    same([ours(cuda.to_device(BATCHES[1]))], [theirs(BATCHES[1])])
+    assert_same(ours.calculate_qparams(), theirs.calculate_qparams())
+    with pytest.raises(ValueError, match="observer_enabled must be 0 or 1, got"):
+        ours.observer_enabled = cuda.to_device(np.full(1, 2, np.uint8))
+    for kind in (HistogramObserver, MSEObserver):
+        ours, theirs = kind(64), kind(64)
+        for observer, bring in ((ours, cuda.to_device), (theirs, np.copy)):
+            observer(BATCHES[0])
+            observer.min_val = bring(observer.min_val - 1)
+            observer.histogram = bring(observer.histogram)
+            observer(bring(BATCHES[1]))
+        assert_same(tuple(ours.state_dict().values()), tuple(theirs.state_dict().values()))
+        assert_same(ours.calculate_qparams(), theirs.calculate_qparams())
+
+
+@pytest.mark.parametrize("name", ["per channel", "symmetric", "moving, per channel"])
+@pytest.mark.parametrize("counts", [(3, 2), (2, 3)])
+def test_ends_of_different_channels(name, counts):
+    """Each is right by itself, and together they would be read past an end."""
+    observer, x = OBSERVERS[name](), cuda.to_device(BATCHES[0])
+    observer.min_val, observer.max_val = (cuda.to_device(np.ones(n, np.float32)) for n in counts)
+    for use in (lambda: observer(x), observer.calculate_qparams):
+        with pytest.raises(ValueError, match=f"max_val must have {counts[0]} channels, .*min_val"):
+            use()
+    assert [v.shape for v in (observer.min_val, observer.max_val)] == [(n,) for n in counts]
+
+
+def test_ends_that_lie_apart(monkeypatch):
+    """One in NumPy and one on a GPU are where the data is with the next call."""
+    monkeypatch.setattr("npquant.cuda.to_host", seen_on_host)
+    for name in OBSERVERS:
+        ours, theirs = OBSERVERS[name](), OBSERVERS[name]()
+        ours(BATCHES[0]), theirs(BATCHES[0])
+        ours.max_val = cuda.to_device(ours.max_val)
+        assert_same(ours.calculate_qparams(), theirs.calculate_qparams())
+        ours.min_val, ours.max_val = cuda.to_device(ours.min_val), theirs.max_val
+        same(ours.calculate_qparams(), theirs.calculate_qparams())
+        ours(cuda.to_device(BATCHES[1])), theirs(BATCHES[1])
+        same((ours.min_val, ours.max_val), (theirs.min_val, theirs.max_val))
+
+
+def test_sums_of_arrays_that_are_not_alike():
+    """A kernel would read past the end of one."""
+    a = cuda.to_device(np.ones(3, np.float32))
+    for b in (np.ones(2, np.float32), np.ones(3)):
+        with pytest.raises(ValueError, match=rf"float32 .*\(3,\) and {b.dtype} .*{len(b)}"):
+            add(a, cuda.to_device(b))
 
 
 @pytest.mark.parametrize("init", ["lsq", "lsq+", "observer"])

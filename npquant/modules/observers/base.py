@@ -28,6 +28,7 @@ from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, check_eps, key_of, value_of
 from npquant.ops.qparams import middle
+from npquant.owners import on_device
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -67,6 +68,7 @@ class Observer(Module):
         "dtype", "qscheme", "quant_min", "quant_max", "reduce_range", "ch_axis",
     )  # fmt: skip
     _buffers: ClassVar[tuple[str, ...]] = ("eps", "min_val", "max_val")
+    _travelling: ClassVar[tuple[str, ...]] = ("min_val", "max_val")
     _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
 
     #: Why observers of a class cannot be merged, if they cannot.
@@ -159,7 +161,22 @@ class Observer(Module):
         """Keep the extremes of all that was seen."""
         self._keep(self._widened(*extremes(granularity, x)))
 
+    def _check_together(self) -> None:
+        """Raise a ValueError unless all arrays have as many channels: each may be assigned."""
+        low, high = self.min_val, self.max_val
+        if not (type(low) is type(high) is np.ndarray and low.shape == high.shape):
+            self._check_fits("max_val")
+
+    def _check_fits(self, name: str) -> None:
+        """Raise a ValueError unless an array has as many channels as min_val."""
+        ours, theirs = kind(self.min_val)[0], kind(getattr(self, name))[0]
+        if ours[:1] != theirs[:1]:
+            raise ValueError(
+                f"{name} must have {ours[0]} channels, as min_val has, got {theirs[0]}"
+            )
+
     def _check_channels(self, channels: int) -> None:
+        self._check_together()
         shape, _ = kind(self.min_val)
         if shape and shape[0] not in (0, channels):
             raise ValueError(
@@ -170,7 +187,7 @@ class Observer(Module):
     @property
     def _unset(self) -> bool:
         """Whether nothing was seen."""
-        if not isinstance(self.min_val, np.ndarray):
+        if not (isinstance(self.min_val, np.ndarray) and isinstance(self.max_val, np.ndarray)):
             return False  # it came to a GPU with what was seen
         if self.min_val.ndim:
             return self.min_val.size == 0
@@ -191,6 +208,15 @@ class Observer(Module):
             least = minimum(least, ravel(following(least, self.min_val)))
             greatest = maximum(greatest, ravel(following(greatest, self.max_val)))
         return self._shaped(least, greatest)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """An end on a GPU that is that of nothing is kept in NumPy, where `_unset` looks at it."""
+        value = super()._checked(name, value)
+        if name in self._travelling and on_device(value):
+            nothing = self._of_nothing()[name]
+            if kind(value)[0] == nothing.shape and (on_host(value) == nothing).all():
+                return nothing
+        return value
 
     def reset_min_max_vals(self) -> None:
         """Forget everything that was seen."""
@@ -215,6 +241,11 @@ class Observer(Module):
         zero_point : ndarray
             Zero points of the same shape: int32 of the affine schemes, int64 of the symmetric ones,
             float32 of the scheme with float qparams. Before anything was seen an int64 0.
+
+        Raises
+        ------
+        ValueError
+            If arrays that were assigned have different numbers of channels.
         """
         if self._unset:
             warnings.warn("nothing was observed: the scale is 1, the zero point 0", stacklevel=2)
@@ -241,7 +272,8 @@ class Observer(Module):
 
     def _range(self) -> tuple[Array, Array]:
         """The range that the qparams cover, one element a channel."""
-        return ravel(self.min_val), ravel(self.max_val)
+        self._check_together()
+        return ravel(self.min_val), ravel(beside(self.min_val, self.max_val))
 
     # --- merging and state --------------------------------------------------------------------
 
@@ -275,6 +307,8 @@ class Observer(Module):
             )
         if self.eps != other.eps:
             raise ValueError(f"other must have the eps {self.eps[0]}, got {other.eps[0]}")
+        for observer in (self, other):
+            observer._check_together()
         if other._unset:
             return
         (ours, _), (theirs, _) = kind(self.min_val), kind(other.min_val)

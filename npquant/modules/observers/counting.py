@@ -47,6 +47,7 @@ class _CountingObserver(Observer):
     _schemes = (*PER_TENSOR, *PER_CHANNEL)
     _settings = (*Observer._settings, "bins")
     _buffers = ("eps", "histogram", "exponent", "min_val", "max_val")
+    _travelling = ()
     _kinds: ClassVar[Kinds] = {
         **Observer._kinds,
         "histogram": (dtypes.int64,),
@@ -80,6 +81,14 @@ class _CountingObserver(Observer):
             )
         super().__init__(dtype, scheme, reduce_range, quant_min, quant_max, eps, False)
         uniform(self.dtype)
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.ch_axis is not None:
+            channels = len(self.min_val)
+            if not channels == len(self.histogram) == len(self.exponent):
+                for name in ("histogram", "exponent"):
+                    self._check_fits(name)
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         least, greatest = finite_extremes(granularity, x)

@@ -103,6 +103,7 @@ class HistogramObserver(Observer):
     _schemes = PER_TENSOR
     _settings = (*Observer._settings, "bins")
     _buffers = ("eps", "histogram", "min_val", "max_val")
+    _travelling = ()
     _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
     _unmergeable = (
         "its bins are spread over others whenever the range grows, so they depend on the order in "
