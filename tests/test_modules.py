@@ -16,6 +16,7 @@ import oracle
 import oracle_observers
 from cases import FLOATS, assert_same, same_state
 from npquant import cpu
+from npquant.autograd import Parameter
 from npquant.errors import show
 from npquant.modules import (
     AdaroundFakeQuantizer,
@@ -518,6 +519,48 @@ def test_a_module_without_state_is_copied():
     for other in (copy.copy(Same()), copy.deepcopy(Same())):
         assert type(other) is Same
         assert other.state_dict() == {}
+
+
+class Layer(npq.Module):
+    """A layer that may have no bias, as PyTorch's."""
+
+    _parameters = ("weight", "bias")
+
+    def __init__(self):
+        self.weight, self.bias = Parameter(np.ones((2, 3), F32)), None
+
+
+def test_a_parameter_may_be_none():
+    layer = Layer()
+    for m in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert list(m.state_dict()) == ["weight"]
+        m.load_state_dict({"weight": np.zeros((2, 3), F32)})
+        assert_same(m.weight.value, np.zeros((2, 3), F32))
+    layer.bias = None
+    with pytest.raises(TypeError, match="bias must have an array as its value"):
+        layer.bias = np.ones(2, F32)
+    layer.bias = Parameter(np.ones(2, F32))
+    assert list(copy.deepcopy(layer).state_dict()) == ["weight", "bias"]
+    with pytest.raises(TypeError, match="bias must have an array as its value"):
+        layer.bias = None
+
+
+def test_what_an_interrupt_brings_back_is_what_was_there(monkeypatch):
+    """Not what a module would make of it: here float64 without an axis, as a user may have it."""
+    new, old = LearnableFakeQuantize(MinMaxObserver), LearnableFakeQuantize(MinMaxObserver)
+    old.scale.value = given = np.array(0.5)
+    put = npq.Module._set
+
+    def interrupted(self, name, array):
+        put(self, name, array)
+        if name == "scale":
+            monkeypatch.setattr(npq.Module, "_set", put)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(npq.Module, "_set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        old.load_state_dict(new.state_dict())
+    assert old.scale.value is given
 
 
 @pytest.mark.parametrize("module", [FakeQuantize, LearnableFakeQuantize])

@@ -85,14 +85,18 @@ class Module:
         """What an attribute is to be: a copy, if that is an array of NumPy."""
         if name in self._modules:
             self._check_module(name, value)
-        if name not in self._names():
+        if name not in (*self._parameters, *self._buffers):
             return value
         given = np.asarray(value) if isinstance(value, np.generic) else value
         if name in self._parameters:
+            if value is None and getattr(self, name) is None:
+                return value
             if not hasattr(value, "value"):
                 raise TypeError(
                     f"{name} must have an array as its value, as a Parameter has, got {seen(value)}"
                 )
+            if getattr(self, name) is None:  # and so has no dtype
+                return value
             given = value.value
         if on_device(given):
             if name in (*self._parameters, *self._travelling):
@@ -158,7 +162,8 @@ class Module:
             }
             module._check(prefix, arrays)
             copies.update({prefix + name: array for name, array in arrays.items()})
-        before = {key: module._get(name) for key, (module, name) in places.items()}
+        # As they are, whatever a module makes of its own.
+        before = {key: Module._get(module, name) for key, (module, name) in places.items()}
         try:
             for key, (module, name) in places.items():
                 module._set(name, copies[key])
@@ -194,7 +199,9 @@ class Module:
         return (kind(self._get(name))[1],)
 
     def _names(self) -> tuple[str, ...]:
-        return (*self._parameters, *self._buffers)
+        """What the state consists of: a parameter may be None, as a bias that there is none of."""
+        there = [name for name in self._parameters if getattr(self, name, ...) is not None]
+        return (*there, *self._buffers)
 
     def _get(self, name: str) -> Array:
         value = getattr(self, name)
