@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import re
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -539,6 +540,8 @@ def test_a_parameter_may_be_none():
     layer.bias = None
     with pytest.raises(TypeError, match="bias must have an array as its value"):
         layer.bias = np.ones(2, F32)
+    with pytest.raises(TypeError, match="bias must be a NumPy array"):
+        layer.bias = SimpleNamespace(value="none")
     layer.bias = Parameter(np.ones(2, F32))
     assert list(copy.deepcopy(layer).state_dict()) == ["weight", "bias"]
     with pytest.raises(TypeError, match="bias must have an array as its value"):

@@ -22,7 +22,7 @@ from npquant.adaround import (
     optimize_rounding,
 )
 from npquant.adaround.optimize import UNDECIDED, _Moments, _Rows
-from npquant.modules import FakeQuantize, LearnableFakeQuantize, MinMaxObserver
+from npquant.modules import FakeQuantize, LearnableFakeQuantize, MinMaxObserver, Module
 from npquant.optim import Adam
 
 F32 = np.dtype(np.float32)
@@ -329,6 +329,18 @@ def test_inputs_whose_squares_leave_float32(size):
     gram = (x.astype(np.float64).T @ x) * size**2
     with pytest.raises(ValueError, match=r"^inputs must have squares"):
         optimize_rounding(Linear(w / s), grid, Gram(gram), **QUICK)
+
+
+class Block(Module):
+    """A module of the user's that has one of npquant's."""
+
+    _modules = ("quantizer",)
+
+    def __init__(self):
+        self.quantizer = FakeQuantize()
+
+    def forward(self, call, x):
+        return self.quantizer.forward(call, x)
 
 
 class Nothing:
@@ -654,6 +666,10 @@ ERRORS = {
         {"layers": Linear(W, activation=LearnableFakeQuantize(MinMaxObserver))},
         ValueError,
         "layers[0].activation must give the same for the same rows, got a module that observes"),
+    "a method that observes": (
+        {"layers": [FakeQuantize().forward, Linear(W)]}, ValueError, "layers[0] must give the"),
+    "a module in an activation that observes": (
+        {"layers": Linear(W, activation=Block())}, ValueError, "its observer_enabled is on"),
     "a function that observes": (
         {"layers": [FakeQuantize(), Linear(W)]}, ValueError, "layers[0] must give the same for"),
     "weight of a vector": ({"layers": Linear(B)}, ValueError, "must have the shape (outputs, inp"),

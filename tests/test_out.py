@@ -529,7 +529,7 @@ def test_what_is_written_past_the_caches(
     rows = PARALLEL_FROM // inner + 1
     q = np.random.default_rng(9).integers(-100, 100, (rows, inner)).astype(read)
     scales, bounds = np.linspace(0.3, 3, rows, dtype=np.float32), (-128, 127, read)
-    for kind in (np.int32, np.float64):  # the short and the long way
+    for kind in (np.int32, np.int64, np.float64):  # the short way, as int32, the long way
         zeros = np.zeros(rows, kind)
         args = q, scales, zeros, 0, *bounds
         expected = oracle.dequantize_per_channel(*args, out_dtype=written)
@@ -548,7 +548,7 @@ def test_short_groups_past_the_caches(inner, past_caches, kernels, monkeypatch):
     rows = PARALLEL_FROM // inner + 3
     q = np.random.default_rng(10).integers(-128, 128, (rows, inner)).astype(np.int8)
     scales = np.linspace(0.3, 3, rows, dtype=np.float32)
-    for kind in (np.int32, np.float64):  # the short and the long way
+    for kind in (np.int32, np.int64, np.float64):  # the short way, as int32, the long way
         zeros = np.zeros(rows, kind)
         args = q, scales, zeros, 0, -128, 127, np.int8
         out = np.empty(q.shape, np.float32)

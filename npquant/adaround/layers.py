@@ -16,6 +16,7 @@ from npquant.autograd import functional
 from npquant.autograd.rules import RULES
 from npquant.dtypes import float32
 from npquant.errors import show
+from npquant.modules.module import Module
 from npquant.owners import is_array
 
 Array = np.ndarray[Any, Any]
@@ -250,13 +251,15 @@ def checked_layer(value: Layer, name: str) -> Layer:
 
 def check_settled(step: Any, name: str) -> None:
     """Refuse a module that observes: what it gives for a row would depend on those before."""
-    switch = "static_enabled" if hasattr(step, "static_enabled") else "observer_enabled"
-    found = getattr(step, switch, None)
-    if is_array(found) and np.any(on_host(found)):
-        raise ValueError(
-            f"{name} must give the same for the same rows, got a module that observes: its "
-            f"{switch} is on"
-        )
+    step = getattr(step, "__self__", step)  # of a method
+    for module in [m for _, m in step._walk("")] if isinstance(step, Module) else [step]:
+        switch = "static_enabled" if hasattr(module, "static_enabled") else "observer_enabled"
+        found = getattr(module, switch, None)
+        if is_array(found) and np.any(on_host(found)):
+            raise ValueError(
+                f"{name} must give the same for the same rows, got a module that observes: its "
+                f"{switch} is on"
+            )
 
 
 def checked_grid(value: Any, name: str, weight: Array) -> Grid:

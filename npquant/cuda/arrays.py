@@ -414,9 +414,10 @@ def device(value: Any) -> DeviceArray:
         raise ValueError(
             f"a device array must have memory, got one of {found.size} elements at address 0"
         )
-    if found.pointer % found.dtype.alignment or not found.lying.even:
+    least = size if size in (1, 2, 4, 8) else found.dtype.alignment  # others no kernel reads
+    if found.pointer % least or not found.lying.even:
         raise ValueError(
-            f"a device array must have elements at multiples of their {size} bytes, got one at "
+            f"a device array must have elements at multiples of {least} bytes, got one at "
             f"{found.pointer:#x} with strides {found.strides}"
         )
     return found

@@ -95,7 +95,10 @@ class Module:
                 raise TypeError(
                     f"{name} must have an array as its value, as a Parameter has, got {seen(value)}"
                 )
-            if getattr(self, name) is None:  # and so has no dtype
+            if getattr(self, name) is None:  # and so of no dtype by now
+                self._check_array(
+                    name, name, _copied(name, _hosted(value.value), self._kinds.get(name))
+                )
                 return value
             given = value.value
         if on_device(given):

@@ -247,6 +247,7 @@ class Observer(Module):
         ValueError
             If arrays that were assigned have different numbers of channels.
         """
+        self._check_together()
         if self._unset:
             warnings.warn("nothing was observed: the scale is 1, the zero point 0", stacklevel=2)
             return np.ones(1, FLOAT), np.zeros(1, np.int64)
