@@ -298,7 +298,7 @@ def assert_periodic(y, row):
 
 
 @pytest.fixture
-def _many_threads(_one_thread):
+def _many_threads(one_thread):
     numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
 
 

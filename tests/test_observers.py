@@ -948,6 +948,16 @@ def test_other_channels_than_before(kind):
             observer.merge(other)
 
 
+@pytest.mark.parametrize("kind", [*PER_CHANNEL, *COUNTING])
+def test_an_end_of_no_channels_beside_one_of_some(kind):
+    """It is not that nothing was observed."""
+    observer = kind(ch_axis=0)
+    observer(data((4, 30)))
+    observer.min_val = observer.min_val[:0]
+    with pytest.raises(ValueError, match="max_val must have 0 channels, as min_val has, got 4"):
+        observer.calculate_qparams()
+
+
 @pytest.mark.parametrize("kept", [3, 0])
 @pytest.mark.parametrize("kind", [*PER_CHANNEL, *COUNTING])
 def test_arrays_of_different_channels(kind, kept):

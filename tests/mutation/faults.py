@@ -420,7 +420,7 @@ FAULTS = (
           "        self._check_together()\n        if self._unset:\n",
           "        if self._unset:\n",
           "qparams of nothing, though one end is of channels",
-          tests("observers", "arrays_of_different_channels[PerChannelMinMaxObserver-0]")),
+          tests("observers", "an_end_of_no_channels_beside_one_of_some")),
     Fault("adaround/layers.py",
           'for module in [m for _, m in step._walk("")] if isinstance(step, Module) else [step]:',
           "for module in [step]:",
