@@ -343,7 +343,10 @@ INTELS = {
 
 @cache
 def compiled_for(name, features, code):
-    """What a program prints that compiles for another processor, and runs nothing of it."""
+    """What a program prints whose kernels are compiled for another processor.
+
+    It runs none of them, unless this one has all that they are told of.
+    """
     with TemporaryDirectory() as place:
         env = {
             "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": place,
@@ -408,7 +411,10 @@ def test_float16_on_processors_that_do_not_know_it():
     """Their bits, NaN included, are those of processors that do: see test_primitives.py."""
     found = compiled_for("generic", "", HALVES)
     assert "[" in found
-    assert found == compiled_for("haswell", "+avx2,+fma,+f16c", HALVES)
+    ours = subprocess.run(
+        [sys.executable, "-c", HALVES], check=True, capture_output=True, text=True
+    )
+    assert found == ours.stdout
 
 
 def test_what_is_not_inlined_is_the_kernels_own():

@@ -158,7 +158,7 @@ def ways(
     return Entries(find)
 
 
-def _in_known(scale: Array, zero_point: Array, integers: dict[Any, DType]) -> Any:
+def _converted_integers(scale: Array, zero_point: Array, integers: dict[Any, DType]) -> Any:
     """Few integer zero points as those that a kernel takes beside such scales, and both dtypes.
 
     None if there are no such, or a zero point is not among them.
@@ -327,7 +327,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
             return found(x, scale, zero_point, given)
         entry = entries[given]
         if entry is None:
-            other = None if given is _NUMBERS else _in_known(scale, zero_point, integers)
+            other = None if given is _NUMBERS else _converted_integers(scale, zero_point, integers)
             if other is None:
                 return None
             zero_point, given = other
