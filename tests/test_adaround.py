@@ -645,6 +645,32 @@ def test_wide_bounds():
     assert nq.adaround_codes(x, v, *args, np.int32).tolist() == [2**30 + 1] * 2
 
 
+@pytest.mark.parametrize("z", [2**40, 2**31, -(2**31) - 1, 2**52])
+@pytest.mark.parametrize("name", ["adaround_hard", "adaround_soft"])
+def test_zero_points_that_no_int32_holds(name, z):
+    """Of channels as of one tensor; float64 computes with them."""
+    x = np.random.default_rng(2).normal(0, 100, (2, 9))
+    for bounds in ((min(z, 0), max(z, 0)), (z, z), (-(2**52), 2**52)):
+        one = getattr(nq, name)(x, x, 0.5, z, *bounds)
+        for zero_point in (np.full(2, z), np.full(2, float(z))):
+            got = getattr(nq, name)(x, x, np.full(2, 0.5), zero_point, *bounds, axis=0)
+            assert_same(got, one, bounds)
+        grad = nq.adaround_soft_backward(x, x, x, np.full(2, 0.5), np.full(2, z), *bounds, axis=0)
+        assert_same(grad, nq.adaround_soft_backward(x, x, x, 0.5, z, *bounds), bounds)
+        assert_same(one, getattr(oracle, name)(x, x, 0.5, z, *bounds), bounds)
+
+
+def test_integer_scales_are_those_of_float64():
+    """Which holds more of them than float32 does."""
+    x, n = np.array([[1e9, 3.3e8]] * 2), 2**24 + 1
+    args = 0, -(2**52), 2**52
+    one = nq.adaround_hard(x, x, n, *args)
+    for scale in (np.full(2, n), np.full(2, float(n))):
+        assert_same(nq.adaround_hard(x, x, scale, *([0, 0], *args[1:]), axis=0), one)
+    assert_same(nq.adaround_init(x, np.full(2, n), axis=0), nq.adaround_init(x, n))
+    assert not (one == nq.adaround_hard(x, x, F32(n), *args)).all()
+
+
 @pytest.mark.parametrize("lay", [np.ascontiguousarray, np.asfortranarray])
 @by_granularity
 def test_large_weights_and_scales_of_integers(granularity, lay):

@@ -827,13 +827,24 @@ def test_learnable_per_tensor(dtype, bounds):
             agree(f"{name}_backward", g, x, *args, 0.3, zero_point_rounding=rounding, note=z)
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(float, F32), (np.float32, F32), (np.float64, F64)])
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(float, F32), (np.float32, F32), (np.float64, F64), (F16.type, F32), (BF16.type, F32)],
+)
 def test_gradients_of_numbers(number, dtype):
     """Those of a float32, but for a number of NumPy that is a float64."""
     name, x = "fake_quantize_learnable_per_tensor_affine_backward", np.ones(3, F32)
     actual = getattr(nq, name)(x, x, number(0.3), number(0.5), -8, 7)
-    arrays = (np.array([v], dtype) for v in (0.3, 0.5))
+    arrays = (np.array([float(number(v))], dtype) for v in (0.3, 0.5))
     assert_same(actual, getattr(oracle, name)(x, x, *arrays, -8, 7))
+
+
+@pytest.mark.parametrize("number", [int, np.int64, np.uint8])
+def test_gradients_of_an_integer_scale(number):
+    """On a tape that watches the input alone, say: the forward takes it."""
+    name, x = "fake_quantize_learnable_per_tensor_affine_backward", np.ones(3, F32)
+    actual = getattr(nq, name)(x, x, number(2), 1, -8, 7)
+    assert_same(actual, getattr(oracle, name)(x, x, F32.type([2]), F32.type([1]), -8, 7))
 
 
 @pytest.mark.parametrize(("dtype", "parameter"), pairs(INPUTS, INPUTS))

@@ -90,6 +90,7 @@ from npquant.checks.qparams import (
     learned_qparams,
     learned_zero_point,
     no_nan,
+    of_one_element,
     parameters,
     scales,
     scales_float32,

@@ -77,6 +77,12 @@ def one(value: Array, name: str, kind: type | None = None) -> float | int:
     return 1 if type(value) is ArraySpec else int(value.item())
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, and no bool."""
+    numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
+    return numeric and not isinstance(value, (bool, np.timedelta64))  # an integer, to NumPy
+
+
 def number(value: Any, name: str, kind: type | None = None) -> float:
     """A real number, or the one element of an array."""
     if type(value) is float:
@@ -85,8 +91,7 @@ def number(value: Any, name: str, kind: type | None = None) -> float:
         return float(value.item())
     if isinstance(value, ARRAYS):
         return float(one(value, name, kind))
-    numeric = isinstance(value, (int, float, np.integer, np.floating, ml_dtypes.bfloat16))
-    if not numeric or isinstance(value, (bool, np.timedelta64)):  # a NumPy integer, to NumPy
+    if not is_number(value):
         raise TypeError(f"{name} must be a number or an array of one element, got {show(value)}")
     try:
         return float(value)

@@ -15,6 +15,7 @@ from npquant.checks.numbers import (
     BELOW,
     BEYOND,
     ONE,
+    is_number,
     number,
     scale_float32,
     scale_in,
@@ -195,13 +196,19 @@ def device_qparams(
 
     A zero point that is one is what `number` makes of it, as beside a scale that is one.
     """
-    if on_device(scale):
-        s = scales(scale, "scale", ONE, x, dtypes.float64)  # as a number, which it is on the host
+    if on_device(scale):  # as a number, which it is on the host
+        s = scales(scale, "scale", of_one_element(scale), x, dtypes.float64)
     else:
         s = scale_in(precision, scale)
     if not on_device(zero_point):
         return s, number(zero_point)
-    return s, zero_points(zero_point, "zero_point", ONE, x)
+    return s, zero_points(zero_point, "zero_point", of_one_element(zero_point), x)
+
+
+def of_one_element(p: Array) -> tuple[tuple[int, ...], ...]:
+    """The shapes that stand for a number, that of an array of one element with more axes too."""
+    shape, _ = arrays.kind(p)
+    return (*ONE, shape) if math.prod(shape) == 1 else ONE
 
 
 def large_as_floats(z: Array, s: Array, x: Array) -> Array:
@@ -272,11 +279,16 @@ def int32s(p: Array, name: str) -> Array:
 
 
 def truncated_inside(p: Array, name: str, lo: int, hi: int) -> Array:
-    """Zero points as int32, between the bounds once fractions are truncated, as of one number."""
+    """Zero points between the bounds once fractions are truncated, as of one number.
+
+    As int32, or where the bounds are wider as int64.
+    """
     least = math.nextafter(lo - 1, math.inf) if lo <= 0 else lo
     most = math.nextafter(hi + 1, -math.inf) if hi >= 0 else hi
     in_range(p, name, least, most, f"lie within {lo}..{hi}")
-    return int32s(p, name)
+    narrow, wide = dtypes.BOUNDS[dtypes.int32]
+    small = p.dtype == dtypes.int32 or (narrow <= lo and hi <= wide)
+    return arrays.cast(p, dtypes.int32 if small else dtypes.int64)
 
 
 def no_nan(p: Array, name: str) -> Array:
@@ -289,9 +301,9 @@ def learned(value: Any, name: str) -> Array:
     """A parameter that has a gradient: an array of floats; a number is a float32."""
     if type(value) is np.ndarray and value.dtype in FLOATS:
         return value
-    if isinstance(value, (float, np.float32, np.float64)):
+    if is_number(value):
         kind = dtypes.float64 if type(value) is np.float64 else dtypes.float32
-        value = arrays.cast(np.array([value], dtypes.float64), kind)
+        value = arrays.cast(np.array([number(value, name)], dtypes.float64), kind)
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
 
@@ -303,7 +315,7 @@ def learned_zero_point(value: Any, x: Array) -> Array:
     if type(value) is int or isinstance(value, np.integer):
         whole = -(2**63) <= value < 2**63
         value = np.array([value], np.int64) if whole else number(value, "zero_point")
-    if isinstance(value, (float, np.float32, np.float64)):
+    if is_number(value):
         return learned(value, "zero_point")
     z = value if isinstance(value, ARRAYS) else array_of_numbers(value, "zero_point")
     z = real(z, "zero_point")

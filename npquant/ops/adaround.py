@@ -699,7 +699,7 @@ def _plan(
     form = Form(
         kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes, constants,
         Precision(name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
-        _GRADIENT if backward else _ALL, place=int(backward),
+        _GRADIENT if backward else _ALL, place=int(backward), in_float32=True,
     )  # fmt: skip
 
     def anew(data: tuple[Array, ...], s: Any, z: Any, out: Any) -> tuple[Array, None]:
@@ -728,19 +728,18 @@ def _qparams(x: Array, scale: Any, zero_point: Any, form: Form) -> tuple[Any, An
 def _scale(x: Array, scale: Any, shapes: checks.Shapes) -> Any:
     """Scales in the precision of the computation."""
     double = x.dtype == dtypes.float64
-    integers: dtypes.DType = dtypes.float32
     if not shapes and on_device(scale):
-        shapes, integers = checks.ONE, dtypes.float64
+        shapes = checks.of_one_element(scale)
     if not shapes:
         return checks.scale_in(dtypes.compute(x.dtype), scale, kind=type(x))
     if not double:
         return checks.scales_float32(scale, "scale", shapes, x)
-    return arrays.cast(checks.scales(scale, "scale", shapes, x, integers), x.dtype)
+    return arrays.cast(checks.scales(scale, "scale", shapes, x, dtypes.float64), x.dtype)
 
 
 def _zero_point(x: Array, zero_point: Any, shapes: checks.Shapes, lo: int, hi: int) -> Any:
     if not shapes and on_device(zero_point):
-        shapes = checks.ONE
+        shapes = checks.of_one_element(zero_point)
     if not shapes:
         return checks.zero_point_inside(zero_point, lo, hi, kind=type(x))
     z = checks.parameters(zero_point, "zero_point", shapes, x)

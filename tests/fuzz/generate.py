@@ -504,7 +504,8 @@ def array_scales(m, name, shapes, count, dtype=None, *, double=False, floats=Fal
         if s is WRONG:
             return s
         with np.errstate(all="ignore"):
-            used = s if double and s.dtype in read.FLOATS else s.astype(F32)
+            kept = double and (s.dtype in read.FLOATS or m.name.startswith("adaround"))
+            used = s if kept else s.astype(F32)
             right = ((used > 0) & np.isfinite(used)).all()
         return s if right else WRONG
 
@@ -1140,7 +1141,7 @@ def adaround(m):
 def _adaround_zeros(m, shapes, count, range_, lo, hi):
     def right(z):
         whole = z if z.dtype in read.INTEGERS else np.trunc(z.astype(F64))
-        return bool(((whole >= range_[0]) & (whole <= range_[1])).all()) and fit_int32(z)
+        return bool(((whole >= range_[0]) & (whole <= range_[1])).all())
 
     def number(value):
         n = read.truncated(read.boxed(value))

@@ -58,9 +58,9 @@ def parameters(value, shapes, allowed=REALS):
 
 def learned(value, shapes):
     """As `parameters`, of floats alone; a number is a float32, or a float64 if it is NumPy's."""
-    if isinstance(value, (float, np.float32)):
+    if not isinstance(value, np.ndarray) and known(n := number(value)):
         with np.errstate(over="ignore"):
-            value = np.array([value], np.float64 if type(value) is np.float64 else np.float32)
+            value = np.array([n], np.float64 if type(value) is np.float64 else np.float32)
     return parameters(value, shapes, FLOATS)
 
 
@@ -69,7 +69,7 @@ def learned_zero_point(value, shapes):
     if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64)):
         whole = -(2**63) <= value < 2**63
         value = np.array([value], np.int64) if whole else number(value)
-    if isinstance(value, (float, np.float32)):
+    if not isinstance(value, np.ndarray) and known(number(value)):
         return learned(value, shapes)
     z = parameters(value, shapes)
     return z.astype(np.float32) if known(z) and z.dtype in INTEGERS else z
