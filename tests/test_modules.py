@@ -242,6 +242,20 @@ def test_a_shape_changes_no_state():
             assert_same(module._get(name), array, name)
 
 
+def test_a_shape_is_taken_where_an_array_gets_new_qparams():
+    """Whatever those are that it would replace."""
+    modules = FakeQuantize(MinMaxObserver), LearnableFakeQuantize(MinMaxObserver)
+    for module in (*modules, FakeQuantize(PerChannelMinMaxObserver)):
+        module.disable_fake_quant()
+        module(np.array([np.inf, 1], F32))
+        module.activation_post_process.reset_min_max_vals()
+        module.enable_fake_quant()
+        module.enable_observer()
+        module._set("scale", np.full(module._get("scale").shape, np.nan, F32))
+        assert module(nq.ArraySpec((2,), F32)) == nq.ArraySpec((2,), F32)
+        assert np.isfinite(module(np.array([1, 2], F32))).all()
+
+
 def test_a_shape_is_refused_as_an_array_of_it_is():
     """By what the observer, groups and bounds ask of it, which is not what the op asks."""
     shape, channels = nq.ArraySpec((4, 6), F32), "per_channel_symmetric"
@@ -636,6 +650,96 @@ def test_a_call_that_is_broken_off_may_be_made_again(error, monkeypatch):
             some(np.array([0, 300], F32))
         for key, array in twin.state_dict().items():
             assert_same(module.state_dict()[key], array, key)
+
+
+def test_an_observer_is_exchanged_for_one_of_the_same_settings():
+    """With others a call would fail, or choose qparams that the state cannot have."""
+    for module in one_of_each():
+        place = "activation_post_process"
+        kind = type(module.activation_post_process)
+        for wrong, words in (
+            (kind(quant_min=-8, quant_max=7, dtype="int16", qscheme=module.qscheme), "dtype int8"),
+            (kind(quant_min=-8, quant_max=7, dtype="int8"), "qscheme per_tensor_symmetric, got"),
+            (kind(quant_min=-7, quant_max=7, dtype="int8", qscheme=module.qscheme), "quant_min -8"),
+            (kind(quant_min=-8, quant_max=8, dtype="int8", qscheme=module.qscheme), "quant_max 7"),
+        ):
+            held = getattr(module, place)
+            with pytest.raises(ValueError, match=f"{place} must have the {words}"):
+                setattr(module, place, wrong)
+            assert getattr(module, place) is held
+        same = kind(quant_min=-8, quant_max=7, dtype="int8", qscheme=module.qscheme)
+        setattr(module, place, same)
+        assert module.activation_post_process is same
+        assert module(data((4, 6))).shape == (4, 6)
+    for module in one_of_each(1):
+        kind = type(module.activation_post_process)
+        wrong = kind(ch_axis=0, quant_min=-8, quant_max=7, dtype="int8", qscheme=module.qscheme)
+        with pytest.raises(ValueError, match="must have the ch_axis 1, got 0"):
+            module.activation_post_process = wrong
+    fused = FusedMovingAvgObsFakeQuantize()
+    with pytest.raises(TypeError, match="must be a moving average, got MinMaxObserver"):
+        fused.activation_post_process = MinMaxObserver()
+    with pytest.raises(ValueError, match="must be a moving average, got MinMaxObserver"):
+        fused.__setstate__(vars(fused) | {"activation_post_process": MinMaxObserver()})
+
+
+class Outer(npq.Observer):
+    """It hands on to another one, as observers of the user's own may."""
+
+    _schemes = ("per_tensor_affine",)
+    _modules = ("inner",)
+
+    def __init__(self):
+        self.inner = MovingAverageMinMaxObserver()
+        super().__init__(np.uint8, "per_tensor_affine", False, None, None, 2**-23, False)
+
+    def forward(self, call, x):
+        return self.inner(x)
+
+    def calculate_qparams(self):
+        return self.inner.calculate_qparams()
+
+
+def test_what_an_observer_within_an_observer_has_seen_is_forgotten_too():
+    module = FakeQuantize(Outer)
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        module(np.array([np.nan, 1], F32))
+    assert module.activation_post_process.inner._unset
+    assert_same(module(np.array([0, 255], F32)), np.array([0, 255], F32))
+
+
+def test_an_estimate_of_infinities_is_refused():
+    """They are in no bin, so that of what is infinite throughout there would be nothing."""
+    for axis in ({}, {"channel_len": 2}):
+        kind = PerChannelMinMaxObserver if axis else MinMaxObserver
+        module = LearnableFakeQuantize(kind, 0, 255, init="lsq+", **axis)
+        before = module.state_dict()
+        with pytest.raises(ValueError, match="x must be finite to estimate by 'lsq\\+'"):
+            module(F32([[np.inf, np.inf], [1, 2]]))
+        for key, array in module.state_dict().items():
+            assert_same(array, before[key], key)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_step_that_fails_leaves_a_module_as_it_was(axis, error):
+    """There was no memory for its result, say: the same data would count twice."""
+
+    def failing(step, *args, **kwargs):
+        ag.call(step, *args, **kwargs)  # and has done what it does
+        raise error
+
+    for seen in (0, 1):
+        for module in one_of_each(axis):
+            if isinstance(module, LearnableFakeQuantize):
+                module.enable_observer()
+            if seen:
+                module(data((4, 6)))
+            before = {key: np.copy(value) for key, value in module.state_dict().items()}
+            with pytest.raises(error):
+                module.forward(failing, data((4, 6), 1) * 5)
+            for key, value in module.state_dict().items():
+                assert_same(value, before[key], key)
 
 
 @pytest.mark.parametrize("kind", [npq.HistogramObserver, npq.PercentileObserver])

@@ -402,6 +402,35 @@ def test_entropy(qscheme, one_sided):
     assert low[0] == max(x.min(), -high[0])
 
 
+@pytest.mark.parametrize("kind", [HistogramObserver, MSEObserver, PercentileObserver])
+def test_as_many_bins_as_counts(kind):
+    """Kernels would be told of more than there are."""
+    observer, x = kind(bins=64), rng(0).normal(size=100)
+    other = kind(bins=64)
+    for seen in (False, True):
+        if seen:
+            observer(x)
+        for wrong in (16, 128, "64", None):
+            observer.bins = wrong
+            with pytest.raises(
+                ValueError, match=r"bins must be 64, as many as histogram has.* got"
+            ):
+                observer(x)
+            with pytest.raises(ValueError, match="bins must be 64"):
+                observer.calculate_qparams()
+            if kind is not HistogramObserver:
+                other.bins = wrong
+                with pytest.raises(ValueError, match="bins must be 64"):
+                    observer.merge(other)
+        observer.bins = 64
+    observer.bins = 128
+    observer.reset_min_max_vals()
+    fresh = kind(bins=128)
+    for some in (observer, fresh):
+        some(x)
+    assert_same(observer.histogram, fresh.histogram)
+
+
 @pytest.mark.parametrize(("count", "clips"), [(20_000, False), (100_000, True)])
 def test_entropy_of_a_value_far_out(count, clips):
     """It comes to a code that has nothing else, which costs much, but not infinitely much."""

@@ -145,9 +145,7 @@ class AdaroundFakeQuantizer(FakeQuantize):
         self.V = Parameter(np.empty(0, np.float32), "V")
         self.use_soft_rounding = True
 
-    def forward(self, call: Callable[..., Any], x: Any) -> Any:
-        """Observe and round, as the switches say."""
-        data = checks.floats(value_of(x), "x")
+    def _forward(self, call: Callable[..., Any], x: Any, data: Array) -> Any:
         if data.size == 0:
             return x
         enabled, observing = self._on("fake_quant_enabled"), self._on("observer_enabled")

@@ -25,6 +25,7 @@ from npquant.owners import on_device
 from npquant.state import seen
 
 _FLOAT, _INT32 = dtypes.float32, dtypes.int32
+_AVERAGES = MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
 #: As what switches are kept.
 SWITCH = np.dtype(np.uint8)
 
@@ -82,6 +83,16 @@ class FakeQuantizeBase(Module):
         if not isinstance(value, Observer):
             raise TypeError(f"{name} must be an Observer, got {seen(value)}")
 
+    def _checked(self, name: str, value: Any) -> Any:
+        """An observer is exchanged for one whose qparams the module can have."""
+        value = super()._checked(name, value)
+        if name == "activation_post_process":
+            for setting in ("dtype", "qscheme", "quant_min", "quant_max", "ch_axis"):
+                ours, theirs = getattr(self, setting), getattr(value, setting)
+                if ours != (-1 if theirs is None else theirs):
+                    raise ValueError(f"{name} must have the {setting} {ours}, got {theirs}")
+        return value
+
     # --- switches -----------------------------------------------------------------------------
 
     def _switch(self, name: str, enabled: Any) -> None:
@@ -121,6 +132,31 @@ class FakeQuantizeBase(Module):
 
     # --- what they do -------------------------------------------------------------------------
 
+    def forward(self, call: Callable[..., Any], x: Any) -> Any:
+        """Observe and fake quantize, as the switches say; what fails has changed no state."""
+        data = checks.floats(value_of(x), "x")
+        # Arrays and values are replaced, never written to.
+        modules = [m for _, m in self._walk("")]
+        states = [m.__dict__.copy() for m in modules]
+        values = [
+            (p, p.value) for m in modules for n in m._parameters if (p := getattr(m, n)) is not None
+        ]
+        try:
+            return self._forward(call, x, data)
+        except BaseException:  # an interrupt too, after which the call may be made again
+            for module, state in zip(modules, states, strict=True):
+                module.__dict__.update(state)
+                for name in module.__dict__.keys() - state.keys():
+                    del module.__dict__[name]
+            for parameter, value in values:
+                if parameter.value is not value:
+                    parameter.value = value
+            raise
+
+    def _forward(self, call: Callable[..., Any], x: Any, data: Array) -> Any:
+        """Do so: `x` is these `data`, or a parameter of which they are the value."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Choose scale and zero point.
 
@@ -138,27 +174,22 @@ class FakeQuantizeBase(Module):
     ) -> tuple[Array, Array] | None:
         """Have the observer see `x`, and choose qparams, unless others were `found`.
 
-        None if it has seen nothing yet, or a shape alone. It forgets an array of which no qparams
-        were made, or, if they are to be used now, none that can be.
+        None if it has seen nothing yet, or a shape alone. Refuses qparams that are to be used now
+        and cannot be.
         """
         observer = self.activation_post_process
-        before = vars(observer).copy()  # its arrays are replaced, never written to
-        try:
-            observer(x)
-            # An observer of the user's own may choose without a range of what it has seen.
-            own = type(observer).calculate_qparams is not Observer.calculate_qparams
-            if isinstance(x, ArraySpec) or (observer._unset and not (own and x.size)):
-                return None
-            qparams = found or observer.calculate_qparams()
-            if own:  # and in arrays that it keeps
-                scale, zero_point = (
-                    ravel(copy(following(x, v) if on_device(v) else v)) for v in qparams
-                )
-                qparams = astype(scale, _FLOAT), zero_point
-            self._check_qparams(*qparams)
-        except BaseException:  # an interrupt too, after which the call may be made again
-            vars(observer).update(before)
-            raise
+        observer(x)
+        # An observer of the user's own may choose without a range of what it has seen.
+        own = type(observer).calculate_qparams is not Observer.calculate_qparams
+        if isinstance(x, ArraySpec) or (observer._unset and not (own and x.size)):
+            return None
+        qparams = found or observer.calculate_qparams()
+        if own:  # and in arrays that it keeps
+            scale, zero_point = (
+                ravel(copy(following(x, v) if on_device(v) else v)) for v in qparams
+            )
+            qparams = astype(scale, _FLOAT), zero_point
+        self._check_qparams(*qparams)
         return qparams
 
     def _check_qparams(self, scale: Array, zero_point: Array) -> None:
@@ -213,7 +244,10 @@ def in_rows(x: Any, group_size: int | None, per_token: bool = False) -> Any:
         width = x.shape[-1] if x.ndim else 1
     else:
         return x
-    return reshape(x, (x.size // width, width))
+    shape = x.size // width, width
+    if on_device(x):  # a view of what has no gaps, where a library is given a copy
+        return flat(x).viewed(shape)
+    return reshape(x, shape)
 
 
 class FakeQuantize(FakeQuantizeBase):
@@ -312,9 +346,7 @@ class FakeQuantize(FakeQuantizeBase):
         self.scale = np.ones(1, _FLOAT)
         self.zero_point = np.zeros(1, _FLOAT if self.qscheme == FLOAT_QPARAMS else _INT32)
 
-    def forward(self, call: Callable[..., Any], x: Any) -> Any:
-        """Observe and fake quantize, as the switches say."""
-        data = checks.floats(value_of(x), "x")
+    def _forward(self, call: Callable[..., Any], x: Any, data: Array) -> Any:
         if self._on("observer_enabled"):
             self._observe(data)
         return self._quantized(call, x) if self._on("fake_quant_enabled") and data.size else x
@@ -353,11 +385,9 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _of_spec(self, x: ArraySpec) -> tuple[Any, Any]:
         """Qparams as an array of this shape will have them."""
-        if not self.is_per_channel:
-            return given(x, self.scale), given(x, self.zero_point)
-        channels = self._count(x)
+        shape = (self._count(x) if self.is_per_channel else 1,)
         scale, zero_point = (kind(v)[1] for v in (self.scale, self.zero_point))
-        return ArraySpec((channels,), scale), ArraySpec((channels,), zero_point)
+        return ArraySpec(shape, scale), ArraySpec(shape, zero_point)
 
     def calculate_qparams(self) -> tuple[Array, Array]:
         """Choose scale and zero point from what was observed.
@@ -469,17 +499,19 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     ) -> None:
         super().__init__(observer, quant_min, quant_max, **observer_kwargs)
         made = self.activation_post_process
-        averages = MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
-        if not isinstance(made, averages):
+        if not isinstance(made, _AVERAGES):
             raise TypeError(f"observer must make a moving average, got {type(made).__name__}")
         if self.qscheme == FLOAT_QPARAMS:
             raise ValueError(f"qscheme must have integer zero points, got {self.qscheme!r}")
         self.is_symmetric_quant = self.qscheme.endswith("_symmetric")
         self.__dict__.update({name: np.ones(1, np.int64) for name in self._switches})
 
-    def forward(self, call: Callable[..., Any], x: Any) -> Any:
-        """Observe and fake quantize, as the switches say."""
-        data = checks.floats(value_of(x), "x")
+    def _check_module(self, name: str, value: Any) -> None:
+        super()._check_module(name, value)
+        if not isinstance(value, _AVERAGES):
+            raise TypeError(f"{name} must be a moving average, got {type(value).__name__}")
+
+    def _forward(self, call: Callable[..., Any], x: Any, data: Array) -> Any:
         if data.size == 0:
             return x
         observing, enabled = self._on("observer_enabled"), self._on("fake_quant_enabled")

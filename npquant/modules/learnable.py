@@ -17,7 +17,7 @@ from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import SWITCH, FakeQuantizeBase, in_rows
-from npquant.modules.module import Array, Kinds, check_eps, value_of
+from npquant.modules.module import Array, Kinds, check_eps
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 from npquant.owners import is_array
@@ -314,17 +314,18 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     # --- what it does -------------------------------------------------------------------------
 
-    def forward(self, call: Callable[..., Any], x: Any) -> Any:
-        """Estimate and fake quantize, as the switches say."""
-        data = checks.floats(value_of(x), "x")
+    def _forward(self, call: Callable[..., Any], x: Any, data: Array) -> Any:
         if isinstance(data, ArraySpec):  # which changes no state
+            scale, zero_point = self.scale.value, self.zero_point.value
             if self._on("static_enabled") and data.size:
                 seen = self._rows(data)
                 self._check_channels(seen)
                 self._seen(seen)
-            scale, zero_point = given(data, self.scale.value), given(data, self.zero_point.value)
-            scale = self._scale() if scale is self.scale.value else scale
-            zero_point = self._zero_point() if zero_point is self.zero_point.value else zero_point
+                scale, zero_point = (ArraySpec(kind(v)[0], _FLOAT) for v in (scale, zero_point))
+            else:
+                s, z = given(data, scale), given(data, zero_point)
+                scale = self._scale() if s is scale else s
+                zero_point = self._zero_point() if z is zero_point else z
         else:
             if self._on("static_enabled") and data.size:
                 self._estimate(data)
@@ -489,6 +490,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def _least_error(self, x: Array) -> tuple[Array, Array]:
         """The qparams whose squared error is least."""
+        if np.isinf(x).any():  # which are counted in no bin
+            raise ValueError("x must be finite to estimate by 'lsq+', got an infinity")
         axis = self.ch_axis if self.is_per_channel else None
         qscheme = PER_CHANNEL[0] if self.qscheme == FLOAT_QPARAMS else self.qscheme
         observer = MSEObserver(

@@ -402,19 +402,32 @@ def uniform(dtype: dtypes.DType) -> None:
         raise TypeError(f"dtype must be one of evenly spaced codes, got {dtype}")
 
 
+def as_many_bins(bins: Any, histogram: Array) -> None:
+    """Raise a ValueError unless there are as many counts as a kernel is told: bins may be set."""
+    if histogram.shape[-1] != bins:
+        raise ValueError(
+            f"bins must be {histogram.shape[-1]}, as many as histogram has, until "
+            f"reset_min_max_vals(), got {show(bins)}"
+        )
+
+
 def check_counts(prefix: str, state: Mapping[str, Array]) -> None:
     """Counts are of what was seen, and the extremes of counted values are finite."""
     counts, least, greatest = state["histogram"], state["min_val"], state["max_val"]
     name = key_of(prefix, "histogram")
     if not ((counts >= 0) & (counts < math.inf)).all():
-        raise ValueError(f"{name} must have finite counts, none of them negative")
-    if not (counts.sum(axis=-1, dtype=np.float64) < 2.0**63).all():
-        raise ValueError(f"{name} must have counts whose sum an int64 holds")
+        worst = counts.max() if counts.min() >= 0 else counts.min()
+        raise ValueError(f"{name} must have finite counts, none of them negative, got {worst}")
+    sums = counts.sum(axis=-1, dtype=np.float64)
+    if not (sums < 2.0**63).all():
+        raise ValueError(f"{name} must have counts whose sum an int64 holds, got {sums.max()}")
     nothing = (least == math.inf) & (greatest == -math.inf)
     if not (nothing | np.isfinite(least) & np.isfinite(greatest)).all():
         raise ValueError(
             f"{key_of(prefix, 'min_val')} must be finite, as max_val, or inf and that -inf "
             f"where nothing was seen, got {show(least)} and {show(greatest)}"
         )
-    if (counts.any(axis=-1) & nothing).any():
-        raise ValueError(f"{name} must have no counts where nothing was seen")
+    if (seen := counts[nothing]).any():
+        raise ValueError(
+            f"{name} must have no counts where nothing was seen, got {seen.sum():g} of them"
+        )

@@ -25,6 +25,7 @@ from npquant.modules.observers.base import (
     PER_CHANNEL,
     PER_TENSOR,
     Observer,
+    as_many_bins,
     check_counts,
     counted,
     finite_extremes,
@@ -81,9 +82,14 @@ class _CountingObserver(Observer):
             )
         super().__init__(dtype, scheme, reduce_range, quant_min, quant_max, eps, False)
         uniform(self.dtype)
+        self._check_bins()
+
+    def _check_bins(self) -> None:
+        """Raise a ValueError if so many bins are too few for the codes."""
 
     def _check_together(self) -> None:
         super()._check_together()
+        as_many_bins(self.bins, self.histogram)
         if self.ch_axis is not None:
             channels = len(self.min_val)
             if not channels == len(self.histogram) == len(self.exponent):
@@ -91,6 +97,7 @@ class _CountingObserver(Observer):
                     self._check_fits(name)
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
+        self._check_together()
         least, greatest = finite_extremes(granularity, x)
         reach, histogram = self._reaching(_exponents(least, greatest))
         exponent = reach.reshape(-1)
@@ -463,19 +470,7 @@ class EntropyObserver(_CountingObserver):
     True
     """
 
-    def __init__(
-        self,
-        bins: int = 4096,
-        ch_axis: int | None = None,
-        dtype: Any = np.uint8,
-        qscheme: str | None = None,
-        reduce_range: bool = False,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        *,
-        eps: float = EPS,
-    ) -> None:
-        super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps)
+    def _check_bins(self) -> None:
         codes = self.quant_max - self.quant_min + 1
         if self.bins < 4 * codes:
             raise ValueError(f"bins must be at least four times the {codes} codes, got {self.bins}")

@@ -18,6 +18,7 @@ from npquant.modules.observers.base import (
     FLOAT,
     PER_TENSOR,
     Observer,
+    as_many_bins,
     check_counts,
     counted,
     finite_extremes,
@@ -132,7 +133,12 @@ class HistogramObserver(Observer):
         lo, hi = dtypes.BOUNDS[self.dtype]
         self.dst_nbins = hi - lo + 1
 
+    def _check_together(self) -> None:
+        super()._check_together()
+        as_many_bins(self.bins, self.histogram)
+
     def _observe(self, granularity: Granularity, x: Array) -> None:
+        self._check_together()
         low, high = finite_extremes(granularity, x)
         if low[0] > high[0]:  # nothing is finite
             return
