@@ -57,7 +57,8 @@ def with_backward(op: Function, backward: Function, *inputs: str) -> tuple[Funct
     """An op with a backward of its own, ``backward(grad, *arguments of the op)``.
 
     It gives the gradients of the `inputs` in their order. Options that it alone takes are taken
-    among the arguments of the op. What it would refuse is refused when the op is applied.
+    among the arguments of the op. What it would refuse is refused when the op is applied, but for
+    arrays on a GPU, where to ask takes as long as to launch.
     """
     options = signature(backward).parameters.keys() - signature(op).parameters.keys() - {"grad"}
 

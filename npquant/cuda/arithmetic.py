@@ -11,7 +11,7 @@ from npquant.cuda.loops import Map, mapped, nothing
 from npquant.formulas.base import clamp, formula
 from npquant.formulas.qparams import larger, smaller
 from npquant.layout import PER_TENSOR
-from npquant.primitives import item, like, rint
+from npquant.primitives import item, like, rint, widen
 
 
 @formula
@@ -53,7 +53,7 @@ def _plus(x: Any, p: Any, constants: Any, y: Any) -> Any:
 @formula
 def _rounded(x: Any, p: Any, constants: Any, y: Any) -> Any:
     lo, hi = constants
-    return (like(clamp(np.float64(rint(x[0])), lo, hi), item(y[0])),)
+    return (like(clamp(np.float64(widen(rint(x[0]))), lo, hi), item(y[0])),)
 
 
 def _of_numbers(element: Any, name: str) -> Any:

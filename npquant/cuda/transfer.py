@@ -67,7 +67,7 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        If `array` is no array on a GPU, or one with gaps of a dtype that npquant does not know.
+        If `array` is no array on a GPU.
 
     See Also
     --------
@@ -80,8 +80,6 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     if not on_device(array):
         raise TypeError(f"array must be an array on a GPU, got {type(array).__name__}")
     x = device(array)
-    if not (x.contiguous or x.dtype in _KNOWN):
-        raise TypeError(f"array must have a dtype among {names(_KNOWN)}, got {x.dtype} with gaps")
     x = packed(x)
     y = np.empty(x.shape, x.dtype)
     if not x.size:

@@ -76,6 +76,8 @@ def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
     """The elements of `x` to `y`, of the same shape and dtype, on a stream or on that of `x`."""
     if x.pointer == y.pointer or not x.size:
         return
+    stream = x.stream() if on is None else on
+    x, y = in_words(x), in_words(y)
     # Neighbouring threads are to write to neighbours.
     order = sorted(range(x.ndim), key=lambda axis: -abs(y.strides[axis]))
     seen = ([v[axis] for axis in order] for v in (x.shape, x.strides, y.strides))
@@ -92,8 +94,17 @@ def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
         x.size, lengths, x.argument(), x.lying.lowest[0], read, y.argument(), y.lying.lowest[0],
         written,
     )  # fmt: skip
-    stream = x.stream() if on is None else on
     _copy(-(-x.size // THREADS), THREADS, args, (itemsize,), stream)
+
+
+def in_words(a: DeviceArray) -> DeviceArray:
+    """`a`, or of elements of an odd size the words that they are made of, along one more axis."""
+    size = a.dtype.itemsize
+    if size in (1, 2, 4, 8):
+        return a
+    word = min(a.dtype.alignment, 8)
+    shape, strides = (*a.shape, size // word), (*a.strides, word)
+    return DeviceArray(a.owner, a.library, a.pointer, shape, f"u{word}", strides)
 
 
 def joined(

@@ -9,7 +9,7 @@ import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, every_call, fits, results
 from cases import assert_same
 from every_kernel import TRUTHS
-from npquant import cuda
+from npquant import arrays, cuda
 from npquant.checks.calls import forget
 from npquant.cuda import loops, target
 from npquant.cuda.arrays import device
@@ -424,6 +424,46 @@ def test_transfer():
     for wrong in (np.array([object()]), np.ones(3, np.complex64), np.array(["a"]), np.ones(2, "g")):
         with pytest.raises(TypeError, match="array must have a dtype among bfloat16, bool"):
             cuda.to_device(wrong)
+
+
+#: Of sizes that no word has, with and without fields that are aligned.
+ODD = (
+    np.complex128, "S3", "V5", "V12", np.longdouble, [("a", "f4"), ("b", "i1")],
+    np.dtype([("a", "f8"), ("b", "c16")], align=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ODD, ids=str)
+def test_copies_of_elements_of_odd_sizes(dtype):
+    """What no op takes, and a module of the user's may keep."""
+    dtype = np.dtype(dtype)
+    base = np.frombuffer(np.random.default_rng(0).bytes(60 * dtype.itemsize), np.uint8)
+    base = base.view(dtype).reshape(4, 3, 5)
+    for x in (
+        base, base[:, ::2], base[::-1, :, ::-1], base.transpose(2, 0, 1), base[1, 2, 3:4][0:1],
+        base[:0], np.broadcast_to(base[:, :1], (4, 6, 5)),
+    ):  # fmt: skip
+        got = cuda.to_host(arrays.copy(given(x)))
+        assert (got.shape, got.dtype) == (x.shape, x.dtype)
+        assert got.tobytes() == x.tobytes()
+        assert cuda.to_host(given(x)).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quantize_per_tensor", "dequantize_per_tensor", "fake_quantize_per_tensor_affine",
+        "fake_quantize_per_tensor_affine_cachemask", "adaround_init", "adaround_codes",
+        "adaround_soft", "adaround_hard",
+    ],
+)  # fmt: skip
+def test_one_element_whatever_its_axes(name):
+    """As PyTorch's `keepdim` leaves them."""
+    kwargs = arguments(name, (6,))
+    keys = [key for key in kwargs if key in ("scale", "zero_point")]
+    kwargs |= {key: np.full((1, 1), np.ravel(kwargs[key])[0]) for key in keys}
+    kwargs |= {"axis": None} if "axis" in kwargs else {}
+    assert_same(to_host(results(name, on_device(kwargs))), results(name, kwargs))
 
 
 @pytest.mark.parametrize("scale", [2**24 + 1, 2**53 + 1, 3])
