@@ -202,6 +202,11 @@ def promote(a: DType, b: DType) -> DType:
     return float64 if float64 in (a, b) else float32
 
 
+def summed(dtype: DType) -> DType:
+    """The dtype of sums that become those of `dtype` by `round_once`."""
+    return dtype if dtype in SINGLE_AND_DOUBLE else float64
+
+
 def round_once(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """float64 to `dtype` in one rounding; ml_dtypes goes to bfloat16 by way of float32."""
     if x.dtype == dtype:

@@ -767,6 +767,81 @@ def test_integers_of_any_width(name, kind, monkeypatch):
             assert_same(got, wanted)
 
 
+#: Ops of channels that use scales in float32.
+IN_FLOAT32 = [name for name in PER_CHANNEL if name != "quantize_per_channel"] + [
+    "fake_quant_per_channel",
+    "adaround_soft",
+]
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_scales_of_any_precision(name, kind, monkeypatch):
+    """A few scales are taken as float32 at once; what that makes 0 or infinite is refused."""
+    kwargs = usual(name, (8, 16))
+    (key,) = (key for key in kwargs if key.startswith("scale"))
+    kwargs[key] = np.array([0.1, 0.3, 1 / 7, 5, 0.01, 1, 2, 3]).astype(np.dtype(kind))
+    wanted = results_the_long_way(name, kwargs)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", lambda x: pytest.fail("the op goes the long way"))
+        assert_same(results(name, kwargs), wanted)
+    for wrong in (7e-46, 8e-46, 3.4028235e38, 3.5e38, np.inf, np.nan, 0.0, -1.0):
+        with np.errstate(over="ignore", under="ignore"):
+            kwargs[key][-1] = wrong
+        with long_way():
+            wanted = outcome(results, name, kwargs)
+        got = outcome(results, name, kwargs)
+        assert isinstance(got, str) or wrong in (8e-46, 3.4028235e38)
+        if isinstance(wanted, str):
+            assert got == wanted
+        else:
+            assert_same(got, wanted)
+
+
+GRADIENTS = [name for name in CALLS if "learnable" in name and name.endswith("backward")]
+
+
+@pytest.mark.parametrize("kinds", [("float64", "float64"), ("bfloat16", "float16")], ids=str)
+@pytest.mark.parametrize("shape", [(4, 8), (2, 5000), (64, 1024)], ids=str)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_learned_qparams_of_any_precision(name, shape, kinds, monkeypatch):
+    """Each is rounded once, to the dtype of its parameter; of one tile, of several, in threads."""
+    kwargs = usual(name, shape)
+    for key, kind in zip(("scale", "zero_point"), kinds, strict=True):
+        kwargs[key] = (kwargs[key] * 1.1).astype(np.dtype(kind))
+    wanted = results_the_long_way(name, kwargs)
+    assert [y.dtype for y in wanted[1:]] == [np.dtype(kind) for kind in kinds]
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", lambda x: pytest.fail("the op goes the long way"))
+        assert_same(results(name, kwargs), wanted)
+    for key, wrong in (("scale", 0.0), ("scale", np.nan), ("zero_point", np.nan)):
+        kept = kwargs[key].copy()
+        kwargs[key].reshape(-1)[-1] = wrong
+        with pytest.raises(ValueError, match=f"{key} must be"):
+            results(name, kwargs)
+        kwargs[key] = kept
+    if kinds[0] == "float64":
+        kwargs["scale"].reshape(-1)[-1] = 7e-46  # which rounds to 0
+        with pytest.raises(ValueError, match="scale must be positive and finite in float32"):
+            results(name, kwargs)
+
+
+@pytest.mark.parametrize("zeros", ["int64", "int32", "uint8"])
+def test_scales_of_float64_are_kept(zeros, monkeypatch):
+    """To quantize: their reciprocals make other codes than those of float32."""
+    scale, zero_point = np.arange(1, 9) / 700, np.arange(8).astype(zeros)
+    x = ((np.arange(-50, 50) + 0.5) * scale[:, None]).astype(np.float32)  # as near to ties
+    kwargs = {"input": x, "scales": scale, "zero_points": zero_point, "axis": 0}
+    kwargs |= {"quant_min": -128, "quant_max": 127, "dtype": np.int8}
+    wanted = results_the_long_way("quantize_per_channel", kwargs)
+    assert_same(wanted[0], oracle.quantize_per_channel(**kwargs))
+    rounded = kwargs | {"scales": scale.astype(np.float32)}
+    assert (wanted[0] != oracle.quantize_per_channel(**rounded)).any()
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", lambda x: pytest.fail("the op goes the long way"))
+        assert_same(results("quantize_per_channel", kwargs), wanted)
+
+
 def test_arrays_where_numbers_belong():
     """The other way round: one scale and one zero point, wider than those of codes."""
     x = np.ones((8, 16), np.float32)

@@ -75,7 +75,7 @@ def runs_of(parameters: Function, element: Function) -> Function:
             width = min(block, channels - c)
             table.fill_in_order(columns, c, width, parameters, x, scale, zero_point,
                                 constants, y)  # fmt: skip
-            clear(lanes, width * 2 * LANES)
+            clear(lanes, 0, width * 2 * LANES)
             e = tile * TILE
             stop = min(count, e + TILE)
             row = e // inner
@@ -155,7 +155,7 @@ def beside_of(parameters: Function, element: Function) -> Function:
             c, tile = task // tiles * channels, task % tiles
             table.fill(columns, 0, run + SPARE, parameters, x, scale, zero_point,
                        c, channels, inner, constants, y)  # fmt: skip
-            clear(lanes, 2 * apart)
+            clear(lanes, 0, 2 * apart)
             at = c * count + tile * TILE * channels
             stop = c * count + min(count, (tile + 1) * TILE) * channels
             head = min(to_line(y, at), stop - at)
@@ -232,7 +232,8 @@ def parts_of(parameters: Function, element: Function) -> Function:
                     if not together:
                         lane, at = _in_order_of_folding(turned, turn, apart)
                     if low == top:
-                        _clear_both(lanes, at, apart)
+                        clear(lanes, at, apart)
+                        clear(lanes, at + _ROWS_OF_A_SUM, apart)
                     for first in range(low + lane, min(stop, low + band), turn * TURNS):
                         last = min(stop, first + turn * TURNS)
                         for part in range(0, line, PART):
@@ -341,19 +342,11 @@ def apart_of(run: Function, together: int = 0) -> Function:
 
 
 @called
-def clear(lanes: Any, n: Any) -> None:
+def clear(lanes: Any, at: Any, n: Any) -> None:
     """A loop, as slices of arrays take the compiler seconds."""
+    first = np.uintp(at)
     for k in range(np.uintp(n)):
-        lanes[k] = 0
-
-
-@called
-def _clear_both(lanes: Any, at: Any, n: Any) -> None:
-    """The lanes of `parts` of both sums."""
-    for start in (at, at + _ROWS_OF_A_SUM):
-        first = np.uintp(start)
-        for k in range(np.uintp(n)):
-            lanes[first + k] = 0
+        lanes[first + k] = 0
 
 
 @called

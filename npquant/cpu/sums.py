@@ -118,7 +118,7 @@ class Gradients:
     def at_once(
         self, granularity: Granularity, shape: tuple[int, ...], dtype: DType, code: str
     ) -> Callable[..., bool] | None:
-        """A function of contiguous arrays of this shape, their float32 qparams, and results.
+        """A function of contiguous arrays of this shape, their qparams, and results.
 
         As a call, but that it looks at the qparams first, and tells whether they are usual: else
         nothing was written. None where there is nothing, and of tensors whose rows are several
@@ -138,18 +138,18 @@ class Gradients:
         tiles = -(-count // TILE)
         cut = partial(self._cut, channels, inner, count, tiles)
         kernel, tasks, block, inner = cut()
-        large, key = n * kernel.work >= PARALLEL_FROM, (dtype, float32, float32, code)
-        in_tiles = channels * tiles > scales
-        entry: Any = None
+        large, several = n * kernel.work >= PARALLEL_FROM, channels * tiles > scales
+        entries: dict[DType, Any] = {}  # by the dtype of zero points
 
         def call(
             grad: Array, x: Array, scale: Array, zero_point: Array, lo: float, hi: float,
             factor: float, y: Array, grad_scale: Array, grad_zero_point: Array,
         ) -> bool:  # fmt: skip
-            nonlocal entry
+            entry = entries.get(given := zero_point.dtype)
             if entry is None:
-                entry = kernel.serial[key]
+                entries[given] = entry = kernel.serial[dtype, float32, given, code]
             slope, shift, sums = grad_scale, grad_zero_point, NO_SUMS
+            in_tiles = several or not (slope.dtype is shift.dtype is float32)
             if in_tiles:
                 (slope, shift), sums = NO_ROOM, np.empty((2, channels, tiles))
             if scales < channels:
@@ -161,10 +161,12 @@ class Gradients:
             if some > 1:
                 _, every, part, _ = cut(some)
                 kernel(every, n, (0, part, channels, inner, count, grad, x, scale, zero_point,
-                                  lo, hi, factor, y, sums, slope, shift), key)  # fmt: skip
+                                  lo, hi, factor, y, sums, slope, shift),
+                       (dtype, float32, given, code))  # fmt: skip
             if in_tiles:
-                sums, dtypes = sums.reshape(2, scales, -1), (float32, float32)
-                _add_tiles(scales, sums.size, (sums, grad_scale, grad_zero_point), dtypes)
+                both = grad_scale, grad_zero_point
+                sums, dtypes = sums.reshape(2, scales, -1), (both[0].dtype, both[1].dtype)
+                _add_tiles(scales, sums.size, (sums, *both), dtypes)
             return True
 
         return call
@@ -420,7 +422,7 @@ class Total:
             kind = element(each(x, 0), number)
             terms, rooms = (local(STRIP, kind),), rooms_for(STRIP, x)
             for tile in range(begin, end):
-                clear(lanes, LANES)
+                clear(lanes, 0, LANES)
                 stop = min(size, (tile + 1) * TILE)
                 for start in range(tile * TILE, stop, STRIP):
                     m = min(STRIP, stop - start)

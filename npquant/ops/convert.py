@@ -22,9 +22,10 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
 
     Floats become floats by rounding to nearest, ties to even; float64 reaches two-byte floats by
     way of float32. Too large a value becomes infinite, but in float8_e4m3fn the bound 448 of its
-    sign, also for an infinity; a NaN stays NaN. Floats become integers by truncation and then wrap,
-    as integers do; a NaN becomes 0. To bool, everything but zero is True; to all others, the real
-    part of a complex number is taken.
+    sign, also for an infinity; a NaN stays NaN. Floats become integers by truncation, to uint8,
+    uint32 and int64 by way of int64, to others by way of int32, where what does not fit, an
+    infinity too, is the least value; then they wrap, as integers do. A NaN becomes 0. To bool,
+    everything but zero is True; to all others, the real part of a complex number is taken.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     Corresponds to ``torch.ops.quantized_decomposed.convert_element_type.no_fuse`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D4, D10, D29; see docs/departures.md.
+    Departures from PyTorch: D4, D10, D29, D30; see docs/departures.md.
 
     Examples
     --------

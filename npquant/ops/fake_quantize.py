@@ -352,7 +352,7 @@ def fake_quantize_per_tensor_affine_cachemask_backward(
 
     The straight-through estimator [1]_; PyTorch multiplies `grad` by `mask` instead of selecting.
 
-    Departures from PyTorch: D5, D10; see docs/departures.md.
+    Departures from PyTorch: D5, D10, D30; see docs/departures.md.
 
     References
     ----------
@@ -615,7 +615,7 @@ def fake_quantize_per_channel_affine_cachemask_backward(
 
     The straight-through estimator [1]_; PyTorch multiplies `grad` by `mask` instead of selecting.
 
-    Departures from PyTorch: D5, D10; see docs/departures.md.
+    Departures from PyTorch: D5, D10, D30; see docs/departures.md.
 
     References
     ----------
@@ -707,7 +707,7 @@ def fake_quant_per_channel(
 
     PyTorch takes float32 input alone.
 
-    Departures from PyTorch: D8, D10, D13, D18; see docs/departures.md.
+    Departures from PyTorch: D8, D10, D13, D17, D18, D30; see docs/departures.md.
 
     Examples
     --------
@@ -795,7 +795,7 @@ def fake_quant_per_channel_cachemask(
 
     PyTorch takes float32 input alone.
 
-    Departures from PyTorch: D8, D10, D13, D18; see docs/departures.md.
+    Departures from PyTorch: D8, D10, D13, D17, D18, D30; see docs/departures.md.
 
     Examples
     --------
@@ -984,6 +984,7 @@ def _channels(
     form = Form(
         kernel + "_by_division" * checks.divides(rounding), shape, dtype,
         *found, (lo, hi, 0), precision, dtype, dtypes.CODES, within, given, masked=masked,
+        in_float32=True,
     )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, Any]:

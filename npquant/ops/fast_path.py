@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from npquant import arrays, checks, cpu, dtypes
-from npquant.cpu import strided
+from npquant.cpu import strided, sums
 from npquant.cpu.checks import Looks
 from npquant.cpu.loops import PAST, past_pays
 from npquant.cpu.target import PARALLEL_FROM, threads
@@ -158,18 +158,24 @@ def ways(
     return Entries(find)
 
 
-def _converted_integers(scale: Array, zero_point: Array, integers: dict[Any, DType]) -> Any:
-    """Few integer zero points as those that a kernel takes beside such scales, and both dtypes.
+def _converted(
+    scale: Array, zero_point: Array, integers: dict[Any, DType], in_float32: bool
+) -> tuple[Array, Array]:
+    """Few qparams in the dtypes in which a kernel takes them, where nothing is lost by it.
 
-    None if there are no such, or a zero point is not among them.
+    That is integer zero points as those that it takes beside such scales, if they are among these,
+    and scales of other floating dtypes that are used in float32.
     """
+    if scale.size > PIECE:
+        return scale, zero_point
+    if in_float32 and scale.dtype in dtypes.FLOATS:
+        scale = arrays.cast(scale, _float32)
     wanted = integers.get(scale.dtype)
-    if wanted is None or zero_point.dtype not in dtypes.INTEGERS or zero_point.size > PIECE:
-        return None
-    fits = np.can_cast(zero_point.dtype, wanted)
-    if not (fits or checks.outside(zero_point, *dtypes.BOUNDS[dtypes.int32]) < 0):
-        return None
-    return zero_point.astype(wanted), (scale.dtype, wanted)
+    if wanted is not None and zero_point.dtype in dtypes.INTEGERS:
+        fits = np.can_cast(zero_point.dtype, wanted)
+        if fits or checks.outside(zero_point, *dtypes.BOUNDS[dtypes.int32]) < 0:
+            zero_point = zero_point.astype(wanted, copy=False)
+    return scale, zero_point
 
 
 def _both_plain(scale: Any, zero_point: Any, shapes: checks.Shapes) -> bool:
@@ -215,6 +221,8 @@ class Form(NamedTuple):
     past: bool = False
     #: Where other channels follow those of the granularity, after how many times: see `Piece`.
     repeats: int = 0
+    #: Whether scales are used in float32, whatever their dtype.
+    in_float32: bool = False
 
 
 #: Of an op: what the long way is told, and what does it all at once if it can.
@@ -236,7 +244,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         return repeated(kind, anew, form.place, (-1,))
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
-        names, place, masked, inverse, past, torn,
+        names, place, masked, inverse, past, torn, in_float32,
     ) = form  # fmt: skip
     n, code = prod(shape), precision.code
     # A kernel's public name is the method `run` of its `Elementwise`.
@@ -327,11 +335,13 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
             return found(x, scale, zero_point, given)
         entry = entries[given]
         if entry is None:
-            other = None if given is _NUMBERS else _converted_integers(scale, zero_point, integers)
-            if other is None:
+            if given is _NUMBERS:
                 return None
-            zero_point, given = other
+            scale, zero_point = _converted(scale, zero_point, integers, in_float32)
+            given = scale.dtype, zero_point.dtype
             entry = entries[given]
+            if entry is None:
+                return None
         if out is None:
             y = _empty(shape, target)
         else:
@@ -473,31 +483,36 @@ def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
                 way = known[grad.strides, x.strides]
             if way is None:
                 return None if flat or n > PIECE else by_strides[x.strides](data, scale, zero_point)
-        if not (
-            type(scale) is type(zero_point) is _Array
-            and scale.dtype is zero_point.dtype is _float32
-            and (given := scale.shape) in shapes
-            and zero_point.shape == given
-            and (scale.flags.carray or plain(scale))
-            and (zero_point.flags.carray or plain(zero_point))
-        ):
+        if not _both_plain(scale, zero_point, shapes):
             return None
-        slope, shift = _empty(given, _float32), _empty(given, _float32)
+        a, b = scale.dtype, zero_point.dtype
+        usual = a is b is _float32
+        if not (usual or (scale.size <= sums.MANY and {a, b} <= dtypes.FLOATS)):
+            return None
+        s = scale if usual else arrays.cast(scale, _float32)
+        given = scale.shape
+        if usual:
+            slope, shift = _empty(given, _float32), _empty(given, _float32)
+        else:
+            slope, shift = _empty(given, dtypes.summed(a)), _empty(given, dtypes.summed(b))
         if way is None:
             y = _empty(shape, dtype)
-            good = run(grad, x, scale, zero_point, lo, hi, factor, y, slope, shift)
-            return (y, slope, shift) if good else None
-        if not looks[_float32, _float32](scale.size, scale, zero_point, *form.within):
-            return None
-        y = arrays.alike(x, dtype)
-        of.in_one_call(way, grad, x, y, scale, zero_point, (lo, hi, factor), code, slope, shift)
-        return y, slope, shift
+            if not run(grad, x, s, zero_point, lo, hi, factor, y, slope, shift):
+                return None
+        else:
+            if not looks[_float32, b](s.size, s, zero_point, *form.within):
+                return None
+            y = arrays.alike(x, dtype)
+            of.in_one_call(way, grad, x, y, s, zero_point, (lo, hi, factor), code, slope, shift)
+        if usual:
+            return y, slope, shift
+        return y, dtypes.round_once(slope, a), dtypes.round_once(shift, b)
 
     def find(strides: tuple[tuple[int, ...], ...]) -> Any:
         """How one call takes so many data with these strides, if it can, and their result."""
         grad, x = (as_strided(_empty(1, dtype), shape, steps) for steps in strides)
         return of.way(form.granularity, grad, x, arrays.alike(x, dtype))
 
-    looks, known = Looks((_float32, _float32)), Entries(find)
+    looks, known = Looks(*[(_float32, kind) for kind in dtypes.FLOATS]), Entries(find)
     by_strides: dict[Any, Backward] = ways(call, shape, dtype.itemsize, 1, place=1)
     return call

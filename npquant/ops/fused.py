@@ -43,8 +43,9 @@ def fused_moving_avg_obs_fake_quant(
     become that, a range of no width has the scale 0.1, and of the two ends the one with the smaller
     error fixes the zero point, but in a symmetric range that is the middle of the codes. Then
     `input` is fake quantized, as by `fake_quantize_per_tensor_affine` or per row by
-    `fake_quantize_per_channel_affine`. A NaN in `input` stays in the range for good and makes the
-    output NaN, all of it or its row. An empty `input` changes nothing.
+    `fake_quantize_per_channel_affine`. A NaN in `input` that is
+    observed stays in the range for good and makes the output NaN, all of it or its row. An empty
+    `input` changes nothing.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def fused_moving_avg_obs_fake_quant(
     `determine_qparams`: symmetric scales divide by 127, not 127.5, for int8. PyTorch observes
     float32 input alone.
 
-    Departures from PyTorch: D1, D8, D10, D24; see docs/departures.md.
+    Departures from PyTorch: D1, D8, D10, D24, D30; see docs/departures.md.
 
     Examples
     --------
@@ -156,8 +157,9 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     become that, a range of no width has the scale 0.1, and of the two ends the one with the smaller
     error fixes the zero point, but in a symmetric range that is the middle of the codes. Then
     `input` is fake quantized, as by `fake_quantize_per_tensor_affine` or per row by
-    `fake_quantize_per_channel_affine`. A NaN in `input` stays in the range for good and makes the
-    output NaN, all of it or its row. An empty `input` changes nothing. The mask says where the code
+    `fake_quantize_per_channel_affine`. A NaN in `input` that is
+    observed stays in the range for good and makes the output NaN, all of it or its row. An empty
+    `input` changes nothing. The mask says where the code
     lay between the bounds before it was clamped.
 
     Parameters
@@ -221,7 +223,7 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     `determine_qparams`: symmetric scales divide by 127, not 127.5, for int8. PyTorch observes
     float32 input alone.
 
-    Departures from PyTorch: D1, D8, D10, D24; see docs/departures.md.
+    Departures from PyTorch: D1, D8, D10, D24, D30; see docs/departures.md.
 
     Examples
     --------

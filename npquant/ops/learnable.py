@@ -88,7 +88,7 @@ def fake_quantize_learnable_per_tensor_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_tensor_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp``.
 
-    Departures from PyTorch: D1, D7, D8, D10, D13, D17, D19; see docs/departures.md.
+    Departures from PyTorch: D1, D7, D8, D10, D13, D17, D19, D30; see docs/departures.md.
 
     Examples
     --------
@@ -187,7 +187,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     forward rounds and adds the zero point before rounding, not after. With
     ``zero_point_rounding="nearest"`` zero point and code are those of the forward.
 
-    Departures from PyTorch: D1, D5, D6, D7, D8, D10, D12, D13, D17, D19, D23; see
+    Departures from PyTorch: D1, D5, D6, D7, D8, D10, D12, D13, D17, D19, D23, D30; see
     docs/departures.md.
 
     References
@@ -285,7 +285,7 @@ def fake_quantize_learnable_per_channel_affine(
     Corresponds to ``torch.ops.aten._fake_quantize_learnable_per_channel_affine`` of PyTorch 2.13.
     The formula is that of ``aten/src/ATen/native/quantized/FakeQuantPerChannelAffine.cpp``.
 
-    Departures from PyTorch: D1, D7, D8, D9, D10, D13, D17, D19; see docs/departures.md.
+    Departures from PyTorch: D1, D7, D8, D9, D10, D13, D17, D19, D30; see docs/departures.md.
 
     Examples
     --------
@@ -388,7 +388,7 @@ def fake_quantize_learnable_per_channel_affine_backward(
     ``zero_point_rounding="nearest"`` the code is that of the forward, which differs at ties and
     next to them.
 
-    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13, D17, D19, D23; see
+    Departures from PyTorch: D1, D5, D6, D7, D8, D9, D10, D13, D17, D19, D23, D30; see
     docs/departures.md.
 
     References
@@ -861,7 +861,7 @@ def _plan(
     form = Form(
         kernel, shape, dtype, *found, (lo, hi, factor if rounding else 0.0),
         Precision("float32", "float32", dtypes.precision(dtype, lo, hi)), dtype, dtypes.LEARNED,
-        (-inf, inf), checks.QPARAM,
+        (-inf, inf), checks.QPARAM, in_float32=True,
     )  # fmt: skip
     told = form, no_fast_path
     if rounding:
@@ -914,8 +914,10 @@ def _backward(
     if type(x) is ArraySpec or x.size == 0:
         return y, arrays.full(x, u.shape, u.dtype, 0), arrays.full(x, v.shape, v.dtype, 0)
     a, b = u.dtype, v.dtype
-    slope = arrays.new(x, u.shape, a if a in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
-    shift = arrays.new(x, v.shape, b if b in dtypes.SINGLE_AND_DOUBLE else dtypes.float64)
+    slope, shift = (
+        arrays.new(x, u.shape, dtypes.summed(a)),
+        arrays.new(x, v.shape, dtypes.summed(b)),
+    )
     run, code = getattr(backend.of(x), form.kernel), form.precision.code
     run(
         form.granularity, g, x, s, z, form.constants, code, y, arrays.flat(slope),

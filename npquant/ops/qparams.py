@@ -85,7 +85,7 @@ def choose_qparams(
 
     `dtype` is checked but does not change the result. PyTorch refuses float64 input.
 
-    Departures from PyTorch: D10, D11, D18; see docs/departures.md.
+    Departures from PyTorch: D10, D11, D13, D18; see docs/departures.md.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def choose_qparams_symmetric(
 
     PyTorch refuses float64 input.
 
-    Departures from PyTorch: D10, D11, D18, D21; see docs/departures.md.
+    Departures from PyTorch: D10, D11, D13, D18, D21; see docs/departures.md.
 
     Examples
     --------
@@ -393,7 +393,7 @@ def determine_qparams(
     Corresponds to ``torch.ao.quantization.utils.determine_qparams`` of PyTorch 2.13. The formula is
     that of ``torch/ao/quantization/utils.py``.
 
-    Departures from PyTorch: D10, D16, D21; see docs/departures.md.
+    Departures from PyTorch: D10, D13, D16, D21, D30; see docs/departures.md.
 
     Examples
     --------

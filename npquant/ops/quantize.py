@@ -414,7 +414,7 @@ def dequantize_per_channel(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D15, D17, D19; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D15, D17, D19, D30; see docs/departures.md.
 
     Examples
     --------
@@ -523,7 +523,7 @@ def quantize_per_token(
     code 0, or the bound nearest to it (in float8 NaN), and all else a bound. The same scale as a
     float32 has a finite one.
 
-    Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22; see docs/departures.md.
+    Departures from PyTorch: D2, D4, D8, D10, D13, D17, D19, D22, D30; see docs/departures.md.
 
     Examples
     --------
@@ -606,7 +606,7 @@ def dequantize_per_token(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_token`` of PyTorch 2.13. The
     formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D17, D19; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D17, D19, D30; see docs/departures.md.
 
     Examples
     --------
@@ -797,7 +797,7 @@ def dequantize_per_channel_group(
     Corresponds to ``torch.ops.quantized_decomposed.dequantize_per_channel_group`` of PyTorch 2.13.
     The formula is that of ``torch/ao/quantization/fx/_decomposed.py``.
 
-    Departures from PyTorch: D3, D8, D10, D13, D17, D19; see docs/departures.md.
+    Departures from PyTorch: D3, D8, D10, D13, D17, D19, D30; see docs/departures.md.
 
     Examples
     --------
@@ -867,8 +867,7 @@ def _codes(
     end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
     form = Form(
         _by_division(target) if divide else kernel, shape, dtype, *found, constants,
-        Precision("float32", "float32", code), target, dtypes.KEPT if rows else dtypes.CODES,
-        (-end, end), checks.QPARAMS,
+        Precision("float32", "float32", code), target, dtypes.KEPT, (-end, end), checks.QPARAMS,
     )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
@@ -916,7 +915,7 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     if _narrow(result, dtype):
         kernel, kinds, within = "dequantize_promoted", dtypes.CODES, _exact_within(dtype)
     form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
-                checks.QPARAMS)  # fmt: skip
+                checks.QPARAMS, in_float32=result != dtypes.float64)  # fmt: skip
 
     def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
         return dequantize_per_channel(q, s, z, axis, *bounds[:3], out_dtype=result, out=out), None
