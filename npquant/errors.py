@@ -23,6 +23,13 @@ def in_our_words(value: Any, words: Collection[str]) -> str:
 
 def show(value: Any) -> str:
     """`value` in a few words: an array by shape and dtype, anything else by a short repr."""
+    try:
+        return _shown(value)
+    except Exception:  # of its own repr, or of what it says of itself
+        return f"an object of the class {type(value).__name__}"
+
+
+def _shown(value: Any) -> str:
     if isinstance(value, type):  # of arrays too, whose classes have such attributes
         return f"the class {value.__name__}"
     if is_tensor(value) and getattr(value, "is_cuda", None) is not True:

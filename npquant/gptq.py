@@ -138,6 +138,11 @@ def gptq(
     if w.size == 0:
         return w.copy(), np.empty(w.shape, np.int32)
     dead, reach = np.diag(h) == 0, float(np.abs(h).max())
+    if np.abs(h[dead]).max(initial=0) > 1e-12 * reach:  # no inputs have that, nor lost squares
+        raise ValueError(
+            "gram must be positive semidefinite, got a 0 on its diagonal beside others"
+        )
+    h[dead] = h[:, dead] = 0
     # What is added to it, or its inverse, might leave float64; its size is all one.
     if not (reach > 2.0**-500 and reach * max(damp, 1.0) < 2.0**500):
         h = np.ldexp(h, -np.frexp(reach)[1])

@@ -280,7 +280,9 @@ class _Optimizer(ABC):
             given = checks.same(there, f"{name}[{key!r}]", like, data=f"params[{i}]")
             known = isinstance(given, np.ndarray)  # none is asked for that is on a GPU
             if key in self._squares and known and (given < 0).any():
-                raise ValueError(f"{name}[{key!r}] must not be negative, a mean of squares")
+                raise ValueError(
+                    f"{name}[{key!r}] must not be negative, a mean of squares, got {given.min()}"
+                )
             # In NumPy lying as the parameter does, or each step would pack one of both.
             if isinstance(value, np.ndarray):
                 found[key] = alike(value, value.dtype)

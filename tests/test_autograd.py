@@ -915,6 +915,17 @@ def test_memory_is_freed_as_the_backward_goes():
     assert sum(r() is not None for r in results) == 1
 
 
+def test_a_gradient_has_the_order_of_bytes_of_the_machine():
+    """Whatever that of its source is, of a step of one's own too."""
+    for source, returned in ((">f4", "<f4"), ("<f4", ">f4"), (">f4", ">f4")):
+        x = np.array([1.0, 2.0], source)
+        with ag.Tape() as tape:
+            tape.watch(x)
+            y = x.astype(np.float32) * 2
+            tape.record(y, [x], lambda grad, d=returned: ((2 * grad).astype(d),))
+        assert_same(tape.gradient(y, x, np.ones(2, np.float32)), np.array([2, 2], np.float32))
+
+
 def test_gradients_on_the_way_are_freed():
     x, seen = np.zeros(3), []
 

@@ -20,7 +20,10 @@ TESTS = Path(__file__).parent
 
 
 def test_in_the_simulator():
-    """tests/cuda in a process of its own, as a process either simulates or does not."""
+    """tests/cuda in a process of its own, as a process either simulates or does not.
+
+    All of them, or the part that SIMULATOR_SLICE names, as TESTS_SLICE does: they take minutes.
+    """
     command = [
         sys.executable,
         "-m",
@@ -34,7 +37,8 @@ def test_in_the_simulator():
         "no:cacheprovider",
         "cuda",
     ]
-    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    part = os.environ.get("SIMULATOR_SLICE", "0/1")
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "TESTS_SLICE": part}
     got = subprocess.run(command, cwd=TESTS, env=env, capture_output=True, text=True)
     assert got.returncode == 0, got.stdout[-10_000:] + got.stderr[-2_000:]
     assert " passed" in got.stdout

@@ -157,6 +157,28 @@ def test_inputs_that_were_never_there():
     assert_same((values, codes), (np.zeros_like(weight), np.full(weight.shape, 2, np.int32)))
 
 
+def test_no_inputs_have_nothing_in_common_with_others():
+    """Sums of squares that are 0 beside sums of products that are not: no inputs have these."""
+    gram = np.array([[1, 0.6], [0.6, 0]])
+    words = "gram must be positive semidefinite, got a 0 on its diagonal beside others"
+    for order in ("natural", "activation"):
+        with pytest.raises(ValueError, match=words):
+            gptq(F32([[0.5, 0.4]]), gram, 1.0, 0, -8, 7, axis=None, damping=0.0, order=order)
+
+
+def test_squares_that_float32_loses_are_those_of_no_inputs():
+    """Their products with others are not lost: of a feature that is 0 but for 1e-25."""
+    x = F32([[1e-25, 1, 0], [-2e-25, 0, 1], [1e-25, 1, 1]])
+    gram = x.T @ x
+    assert gram[0, 0] == 0
+    assert gram[0, 1] != 0
+    weight = F32([[0.5, 0.4, -0.3]])
+    values, codes = gptq(weight, gram, 0.25, 0, -8, 7, axis=None, damping=0.0)
+    assert values[0, 0] == codes[0, 0] == 0
+    rest = gptq(weight[:, 1:], gram[1:, 1:], 0.25, 0, -8, 7, axis=None, damping=0.0)
+    assert_same((values[:, 1:], codes[:, 1:]), rest)
+
+
 @pytest.mark.parametrize(("off", "accepted"), [(0.99e-3, True), (1.01e-3, False)])
 def test_symmetric_to_a_relative_1e_3(off, accepted):
     weight, gram = problem()

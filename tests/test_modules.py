@@ -372,7 +372,11 @@ def test_what_spoils_float_zero_points_is_not_observed(wrong):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(np.nan, "x must be finite"), (3e38, "scale must be positive")]
+    ("value", "message"),
+    [
+        (np.nan, "x must be finite"),
+        (3e38, "scale must be positive .* got inf: x is not finite, or"),
+    ],
 )
 def test_weights_that_are_no_numbers_leave_no_trace_where_none_are_rounded(value, message):
     """They are needed all the same, to begin with; of one code a scale is twice the greatest."""
@@ -681,6 +685,16 @@ def test_an_observer_is_exchanged_for_one_of_the_same_settings():
         fused.activation_post_process = MinMaxObserver()
     with pytest.raises(ValueError, match="must be a moving average, got MinMaxObserver"):
         fused.__setstate__(vars(fused) | {"activation_post_process": MinMaxObserver()})
+
+
+def test_ends_of_different_channels():
+    """Each is right by itself, and together they would be read past an end."""
+    _, module, *_ = one_of_each(0)
+    seen = module.activation_post_process
+    seen.min_val, seen.max_val = np.zeros(3, F32), np.ones(2, F32)
+    for use in (module.calculate_qparams, lambda: module(data((3, 6)))):
+        with pytest.raises(ValueError, match="max_val must have 3 channels, as min_val has, got 2"):
+            use()
 
 
 class Outer(npq.Observer):
@@ -1350,7 +1364,10 @@ def test_adaround_with_bounds_that_no_op_takes():
         assert_same(value, before[key], key)
     assert module(w.astype(np.float64)).dtype == np.float64
     module = AdaroundFakeQuantizer(**ends)
-    module.fake_quant_enabled[:] = module.observer_enabled[:] = 0
+    module.disable_fake_quant()
+    with pytest.raises(ValueError, match="quant_min and quant_max must lie within -8388608"):
+        module(w)
+    module.disable_observer()
     assert module(w) is w
 
 

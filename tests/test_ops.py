@@ -453,8 +453,8 @@ def test_float8_codes_beside_zero_points_of_two_bytes_are_float32(target, zero_d
         assert_same(y, expected.astype(F64))
 
 
-@pytest.mark.parametrize("result", [F16, BF16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("target", **named(["int8", "uint8", ml_dtypes.int4, *cases.FLOAT8]))
+@pytest.mark.parametrize(("target", "result"), pairs(
+    ("int8", "uint8", ml_dtypes.int4, *cases.FLOAT8), (F16, BF16)))  # fmt: skip
 def test_differences_that_two_bytes_hold_and_others(target, result):
     """With zero points of which no difference is rounded, nor are scales, and with others."""
     lo, hi = BOUNDS[target]

@@ -238,7 +238,7 @@ def checked_layer(value: Layer, name: str) -> Layer:
     step = value.activation
     try:
         known = step in RULES
-    except TypeError:  # it has no hash
+    except (TypeError, ValueError):  # it has no hash, a memoryview neither
         known = False
     if not (step is None or known or callable(getattr(step, "forward", None))):
         raise TypeError(
@@ -312,7 +312,7 @@ def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Ar
     """The three matrices in float64."""
     first = checks.gram(value.inputs, f"{name}.inputs", columns)
     if (value.cross is None) != (value.floats is None):
-        raise ValueError(f"{name} must have both cross and floats, or neither")
+        raise ValueError(f"{name} must have both cross and floats, or neither, got one of them")
     if value.cross is None:
         return first, first, first
     return (

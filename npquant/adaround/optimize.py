@@ -627,7 +627,7 @@ def _split(rows: int, held_out: Any, rng: np.random.Generator) -> tuple[Array, A
 def _generator(rng: Any) -> np.random.Generator:
     if rng is None or isinstance(rng, np.random.Generator):
         return np.random.default_rng(rng)
-    if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer)):
+    if isinstance(rng, (bool, np.bool_, np.timedelta64)) or not isinstance(rng, (int, np.integer)):
         raise TypeError(f"rng must be a Generator of NumPy, an integer or None, got {show(rng)}")
     if rng < 0:
         raise ValueError(f"rng must not be negative, got {show(rng)}")

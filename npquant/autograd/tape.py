@@ -12,6 +12,7 @@ from npquant import checks
 from npquant.arithmetic import add
 from npquant.arrays import copy, full_like, kind
 from npquant.autograd.rules import RULES, Rule
+from npquant.dtypes import native_order
 from npquant.errors import show
 from npquant.owners import is_array
 
@@ -337,8 +338,8 @@ class Tape:
         -------
         ndarray or None, or list of these
             Gradients in the order of the sources, each a new array of the shape and dtype of its
-            source; None where the target does not depend on it. For a list or tuple of sources a
-            list; for a single source its gradient alone.
+            source, in the machine's order of bytes; None where the target does not depend on it.
+            For a list or tuple of sources a list; for a single source its gradient alone.
 
         Raises
         ------
@@ -449,7 +450,8 @@ def call(step: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Apply a step without a tape.
 
     The counterpart of `Tape.apply`, with the same arguments and the same results: a module that
-    gives its ``forward(apply, ...)`` this function computes, and records nothing.
+    gives its ``forward(apply, ...)`` this function computes, and records nothing. It takes `out`
+    too, and scales that have no gradient, as arrays of integers, for which a tape has no use.
 
     Parameters
     ----------
@@ -510,7 +512,7 @@ _REFUSALS = {
 def _rule(step: Any) -> Rule | None:
     try:
         return RULES.get(step)
-    except TypeError:  # cannot be looked up
+    except (TypeError, ValueError):  # cannot be looked up: a memoryview, too
         return None
 
 
@@ -555,6 +557,7 @@ def _checked(
             raise TypeError(f"backward must return a tuple of gradients, got {show(parts)}")
         if len(parts) != len(kinds):
             raise ValueError(f"backward must return {len(kinds)} gradients, got {len(parts)}")
+        found = list(parts)
         for i, (part, wanted) in enumerate(zip(parts, kinds, strict=True)):
             if part is None or wanted is None:
                 continue
@@ -562,11 +565,14 @@ def _checked(
             if not (is_array(part) or isinstance(part, np.generic)):
                 raise TypeError(f"{name} must be a NumPy array or None, got {show(part)}")
             shape, dtype = kind(part, name)
-            if dtype != wanted[1]:
+            native = native_order(dtype)
+            if native != native_order(wanted[1]):
                 raise TypeError(f"{name} must have the dtype {wanted[1]}, got {dtype}")
+            if native != dtype:
+                found[i] = part.astype(native)
             if shape != wanted[0]:
                 raise ValueError(f"{name} must have the shape {wanted[0]}, got {shape}")
-        return parts
+        return found
 
     return checked
 

@@ -926,6 +926,71 @@ def test_d29_uint32_depends_on_the_length():
             assert oracle.convert_element_type(np.full(n, value, F32), np.uint32)[0] == alone
 
 
+ONES, ZEROS, CODES = np.ones(2, F32), np.zeros(2, np.int32), np.ones((2, 4), np.int8)
+VALUES, ROWS = np.ones((2, 4), F32), (np.ones((2, 1), F32), np.zeros((2, 1), np.int32))
+GROUPS = np.ones((2, 2), F32), np.zeros((2, 2), np.int32)
+OF_CHANNELS = -128, 127, np.int8, 1e-5, False, "per_channel_affine"
+
+
+def _ranges(low, high, *rest):
+    *rest, eps, custom, scheme = rest
+    eps = torch.tensor([eps])
+    return determine_qparams(low, high, *rest, eps, custom, getattr(torch, scheme))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "args"),
+    [
+        ("determine_qparams", _ranges, (-GROUPS[0], GROUPS[0], *OF_CHANNELS)),
+        ("determine_qparams", _ranges, (-ONES, ONES[:1], *OF_CHANNELS)),
+        ("determine_qparams", _ranges, (-ONES, ONES.astype(F64), *OF_CHANNELS)),
+        ("determine_qparams", _ranges, (np.array([-1, 0]), np.array([1, 2]), *OF_CHANNELS)),
+        ("determine_qparams", _ranges, (-ONES, ONES, 127, -128, *OF_CHANNELS[2:])),
+        ("dequantize_per_channel",
+         lambda *a, out_dtype: decomposed.dequantize_per_channel(*a, out_dtype=out_dtype),
+         (CODES, ONES, ZEROS, 0, -8, 7, np.int8, {"out_dtype": np.int32})),
+        ("dequantize_per_token", decomposed.dequantize_per_token,
+         (CODES, *ROWS, -8, 7, np.int8, np.int32)),
+        ("dequantize_per_token", decomposed.dequantize_per_token,
+         (CODES, *ROWS, -8, 7, np.uint8, F32)),
+        ("dequantize_per_channel_group", decomposed.dequantize_per_channel_group,
+         (CODES, *GROUPS, -8, 7, np.int8, 2, np.int32)),
+        ("dequantize_per_channel_group", decomposed.dequantize_per_channel_group,
+         (CODES, *GROUPS, -8, 7, np.uint8, 2, F32)),
+        ("fake_quant_per_channel", decomposed.fake_quant_per_channel,
+         (VALUES, ONES, ZEROS, 0, 7, -8)),
+        ("fake_quant_per_channel", decomposed.fake_quant_per_channel,
+         (VALUES, ONES, np.array([0, 3_000_000_000]), 0, -8, 7)),
+        ("fake_quantize_learnable_per_tensor_affine",
+         torch._fake_quantize_learnable_per_tensor_affine,
+         (VALUES, ONES[:1], ONES[:1], -8, 7, np.inf)),
+        ("quantize_per_token", decomposed.quantize_per_token,
+         (VALUES > 0, *ROWS, -128, 127, np.int8)),
+        ("fake_quantize_per_tensor_affine_cachemask_backward",
+         aten.fake_quantize_per_tensor_affine_cachemask_backward, (VALUES > 0, VALUES > 0)),
+        ("fake_quantize_per_tensor_affine_cachemask_backward",
+         aten.fake_quantize_per_tensor_affine_cachemask_backward, (VALUES * 1j, VALUES > 0)),
+        ("convert_element_type", decomposed.convert_element_type.no_fuse, (VALUES, np.uint64)),
+        ("convert_element_type", decomposed.convert_element_type.no_fuse, (VALUES, np.complex64)),
+        ("fused_moving_avg_obs_fake_quant", torch.fused_moving_avg_obs_fake_quant,
+         (VALUES, ONES[:1], ONES[:1], -ONES[:1], ONES[:1], ONES[:1], ZEROS[:1], np.inf, -8, 7, 0)),
+    ],
+)  # fmt: skip
+def test_d30_what_pytorch_computes_and_we_do_not_take(name, theirs, args):
+    def to_theirs(value):
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value.copy())
+        return (
+            getattr(torch, np.dtype(value).name) if isinstance(value, (type, np.dtype)) else value
+        )
+
+    *args, options = args if isinstance(args[-1], dict) else (*args, {})
+    got = theirs(*map(to_theirs, args), **{k: to_theirs(v) for k, v in options.items()})
+    assert all(isinstance(t, torch.Tensor) for t in (got if isinstance(got, tuple) else (got,)))
+    with pytest.raises((TypeError, ValueError), match=r" must (not |have |be |lie )"):
+        getattr(nq, name)(*args, **options)
+
+
 def test_complex_numbers_to_bool():
     op, z = decomposed.convert_element_type.no_fuse, np.array([1j, 0, 1], np.complex64)
     theirs = op(torch.from_numpy(z), torch.bool).numpy()
