@@ -17,7 +17,7 @@ from numba import types
 
 from npquant.cpu import strided, table
 from npquant.cpu.lowered import called
-from npquant.cpu.periods import periods_apart_of, periods_of, periods_past_of
+from npquant.cpu.periods import periods_of, periods_past_of
 from npquant.cpu.segments import (
     BLOCK,
     LONG,
@@ -151,9 +151,7 @@ class Elementwise:
 
         self._runs = kernel(lambda: self._segment(False), "runs")
         self._runs_past = kernel(lambda: self._segment(True), "runs_past", full_width=bool(steps))
-        self._runs_apart = kernel(
-            lambda: apart_of(self.rule, of_rows=False), "runs_apart", _RUNS_APART
-        )
+        self._runs_apart = kernel(lambda: apart_of(self.rule), "runs_apart", _RUNS_APART)
         self._runs_apart_past = kernel(
             lambda: runs_apart_past_of(*both), "runs_apart_past", _RUNS_APART, full_width=False
         )
@@ -172,7 +170,7 @@ class Elementwise:
             lambda: periods_past_of(*both), "periods_past", _PERIODS, full_width=False
         )
         self._periods_apart = kernel(
-            lambda: periods_apart_of(called(periods_of(*both))), "periods_apart", _PERIODS_APART
+            lambda: apart_of(called(periods_of(*both))), "periods_apart", _PERIODS_APART
         )
 
     def _segment(self, past: bool) -> Callable[..., Any]:
@@ -330,12 +328,11 @@ class Elementwise:
         if apart := views is not None:
             past = past and not views.rows[0, 0, 0] and bool(views.rows[2:, 0, 0].any())
         kernel, items, repeats, grain = self._way(n, channels, inner, repeats, past, first, apart)
-        where: tuple[Any, ...] = (*_NO_LOOK, first)
-        key: Callable[[Array], Any] = strided.key
-        if views is not None:
-            where, key, grain = (views.rows,), _dtype, max(grain, views.piece * items // n)
         cut = (channels, inner, repeats) if repeats else (channels, inner)
-        return Taking(kernel, items, grain, (*where, *cut), key)
+        if views is None:
+            return Taking(kernel, items, grain, (*_NO_LOOK, first, *cut), strided.key)
+        grain = max(grain, views.piece * items // n)
+        return Taking(kernel, items, grain, (views.rows, cut), _dtype)
 
     def of_data_apart(
         self, granularity: Granularity, code: str, data: tuple[strided.Lying, ...], target: DType,
@@ -403,17 +400,20 @@ def _periods_signature(*key: Any) -> Types:
     return types.intp, *_signature(*key)
 
 
-def _apart(signature: Callable[..., Types]) -> Callable[..., Types]:
-    """The types of a kernel that takes views where others take where a piece begins."""
+def _apart(signature: Callable[..., Types], cut: int) -> Callable[..., Types]:
+    """The types of a kernel that takes views where others take where a piece begins.
+
+    What cuts the data into channels is one argument of it, of so many numbers.
+    """
 
     def with_views(*key: Any) -> Types:
-        return strided.VIEWS, *signature(*key)[1:]
+        return strided.VIEWS, types.UniTuple(types.intp, cut), *signature(*key)[1 + cut :]
 
     return with_views
 
 
-_RUNS, _RUNS_APART = _looking(_signature), _apart(_signature)
-_PERIODS, _PERIODS_APART = _looking(_periods_signature), _apart(_periods_signature)
+_RUNS, _RUNS_APART = _looking(_signature), _apart(_signature, 2)
+_PERIODS, _PERIODS_APART = _looking(_periods_signature), _apart(_periods_signature, 3)
 
 
 def _grain(period: int, size: int) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from npquant.cpu import strided, table, together
-from npquant.cpu.borrowed import keep, width
+from npquant.cpu import table, together
+from npquant.cpu.borrowed import width
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.fetching import far, fetch, fetch_to_second, to_line
@@ -153,33 +153,6 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
         return True
 
     return periods_past
-
-
-def periods_apart_of(repeat: Function) -> Function:
-    """The loop `repeat` of arrays that are not flat, called piece by piece."""
-
-    def periods_apart(
-        begin: Any, end: Any, views: Any, channels: Any, inner: Any, repeats: Any, x: Any,
-        scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
-    ) -> None:  # fmt: skip
-        """Items (element)."""
-        size = strided.piece(views)
-        long = strided.long_row(x, mask)
-        made = strided.room(y, size), strided.room(mask, size), strided.room(x, size)
-        y_room, mask_room, x_room = strided.lend(made)
-        while begin < end:
-            m = strided.up_to_row(views, begin, min(size, end - begin), long)
-            v = strided.placed(y, views, 0, begin, m, y_room)
-            w = strided.placed(mask, views, 1, begin, m, mask_room)
-            u = strided.taken(x, views, 2, begin, m, x_room, v)
-            repeat(0, m, 0, 0.0, 0.0, begin, channels, inner, repeats, u, scale, zero_point, lo,
-                   hi, nan, v, w)  # fmt: skip
-            strided.given(y, views, 0, begin, m, y_room)
-            strided.given(mask, views, 1, begin, m, mask_room)
-            begin += m
-        keep(made)
-
-    return periods_apart
 
 
 @called

@@ -202,15 +202,15 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
     return blocks
 
 
-def apart_of(loop: Function, of_rows: bool) -> Function:
+def apart_of(loop: Function, of_rows: bool = False) -> Function:
     """The loop `loop`, of rows or of elements, of arrays that are not flat: piece by piece."""
 
     def apart(
-        begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+        begin: Any, end: Any, views: Any, cut: Any, x: Any,
         scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
     ) -> None:  # fmt: skip
         """Items (element), or (row)."""
-        length = inner if of_rows else 1
+        length = cut[1] if of_rows else 1
         some = strided.piece(views) // length
         size = some * length
         long = strided.long_row(x, mask)
@@ -223,8 +223,7 @@ def apart_of(loop: Function, of_rows: bool) -> Function:
             v = strided.placed(y, views, 0, first, m, y_room)
             w = strided.placed(mask, views, 1, first, m, mask_room)
             u = strided.taken(x, views, 2, first, m, x_room, v)
-            loop(0, n, 0, 0.0, 0.0, first, channels, inner, u, scale, zero_point, lo, hi, nan, v,
-                 w)  # fmt: skip
+            loop(0, n, 0, 0.0, 0.0, first, *cut, u, scale, zero_point, lo, hi, nan, v, w)
             strided.given(y, views, 0, first, m, y_room)
             strided.given(mask, views, 1, first, m, mask_room)
             begin += n
@@ -242,11 +241,11 @@ def runs_apart_past_of(parameters: Function, element: Function) -> Function:
     stretch_past = stretch_of(element)
 
     def runs_apart_past(
-        begin: Any, end: Any, views: Any, channels: Any, inner: Any, x: Any,
+        begin: Any, end: Any, views: Any, cut: Any, x: Any,
         scale: Any, zero_point: Any, lo: Any, hi: Any, nan: Any, y: Any, mask: Any,
     ) -> None:  # fmt: skip
         """Items (element)."""
-        size, constants = strided.piece(views), (lo, hi, nan)
+        size, constants, (channels, inner) = strided.piece(views), (lo, hi, nan), cut
         made = strided.room(x, size)
         room = strided.lend(made)
         waiting, held = waiting_for(y), 0
