@@ -1,8 +1,9 @@
 """Which backend an array belongs to.
 
 Every backend has the names of `npquant.cpu`, with the same signatures, and CUDA's has `inverse`
-besides. (Searches of histograms and sums of metrics are NumPy's alone, and are imported from their
-files.) Kernels trust their arguments: the ops have checked, laid out and allocated before.
+besides, and its short ways. (Searches of histograms and sums of metrics are NumPy's alone, and are
+imported from their files.) Kernels trust their arguments: the ops have checked, laid out and
+allocated before.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ meta: Any = SimpleNamespace(**dict.fromkeys(cpu.__all__, _nothing))
 
 def of(x: Any) -> Any:
     """The backend of an array that was checked."""
-    if type(x) is np.ndarray:
+    return of_kind(type(x))
+
+
+def of_kind(kind: type) -> Any:
+    """The backend of the arrays of a type."""
+    if kind is np.ndarray:
         return cpu
-    if type(x) is ArraySpec:
+    if kind is ArraySpec:
         return meta
     from npquant import cuda  # when the first array on a GPU is met
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -73,6 +73,21 @@ def names(dtypes: Any) -> str:
     return ", ".join(sorted(d.name for d in dtypes))
 
 
+def refuse_others(found: DType, name: str, allowed: Collection[DType], hint: str = "") -> None:
+    """Raise a TypeError unless the dtype of an array is among the `allowed`."""
+    if found not in allowed:
+        several = "a dtype among" if len(allowed) > 1 else "the dtype"
+        raise TypeError(f"{name} must have {several} {names(allowed)}, got {found}{hint}")
+
+
+def one_of(dtype: Any, name: str, taken: Collection[DType]) -> DType:
+    """`dtype` as one of those that are taken."""
+    found = canonical(dtype, name, taken)
+    if found not in taken:
+        raise TypeError(f"{name} must be one of {names(taken)}, got {found}")
+    return found
+
+
 def canonical(dtype: Any, name: str, taken: Iterable[DType] = REALS) -> DType:
     """`dtype` as a native NumPy dtype, or a TypeError that names the argument and what it takes."""
     try:
@@ -118,10 +133,7 @@ def target(dtype: Any) -> DType:
         return _TARGETS[dtype]
     except Exception:  # as in `canonical`
         pass
-    found = canonical(dtype, "dtype", BOUNDS)
-    if found not in BOUNDS:
-        raise TypeError(f"dtype must be one of {names(BOUNDS)}, got {found}")
-    return found
+    return one_of(dtype, "dtype", BOUNDS)
 
 
 def integer_target(dtype: Any) -> DType:
@@ -146,10 +158,7 @@ def floating(dtype: Any, name: str) -> DType:
         return _FLOATING[dtype]
     except Exception:  # as in `canonical`
         pass
-    found = canonical(dtype, name, FLOATS)
-    if found not in FLOATS:
-        raise TypeError(f"{name} must be one of {names(FLOATS)}, got {found}")
-    return found
+    return one_of(dtype, name, FLOATS)
 
 
 def compute(dtype: DType) -> DType:

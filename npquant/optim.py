@@ -14,7 +14,7 @@ import numpy as np
 
 from npquant import backend, checks
 from npquant.arrays import alike, beside, copy, full_like, on_host
-from npquant.dtypes import SINGLE_AND_DOUBLE, float32
+from npquant.dtypes import SINGLE_AND_DOUBLE, float32, refuse_others
 from npquant.errors import show
 from npquant.owners import is_array
 from npquant.state import remade, seen, takes_state
@@ -165,8 +165,7 @@ class _Optimizer(ABC):
                 f"{name} must be a NumPy array or have one as its value, got {show(given)}"
             )
         found: Array = checks.array(value, name)
-        if found.dtype not in SINGLE_AND_DOUBLE:
-            raise TypeError(f"{name} must have a dtype among float32, float64, got {found.dtype}")
+        refuse_others(found.dtype, name, SINGLE_AND_DOUBLE)
         checks.writeable(found, name)
         return found
 

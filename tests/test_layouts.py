@@ -313,7 +313,7 @@ def test_memory_of_what_is_not_contiguous(dtype):
 SIZES = (
     *(((n,), 0) for n in (255, 256, 257)),  # FEW
     *(((9, 40, n), 1) for n in (15, 16, 17)),  # SHORT: a run
-    *(((20, n), 1) for n in (85, 511, 1023, 1024, 1025)),  # LEAST_PERIOD, MANY, NEAR: channels
+    *(((20, n), 1) for n in (85, 511, 1023, 1024, 1025)),  # LEAST_PERIOD, NEAR: channels
     ((3, 300, 5), 1),  # too few periods to be worth their buffers
     ((5, 1092, 15), 1),  # PERIOD
     ((5, 1093, 15), 1),
@@ -323,7 +323,7 @@ SIZES = (
     ((4097, 3), 1),  # TILE: side by side
     *(((70, n), 1) for n in (63, 64, 65, 129)),  # BLOCK
     *(((3, 5, n), 1) for n in (31, 32, 33, 48, 511, 512, 513, 544)),  # BLOCK and LONG: a run
-    *(((n, 2060), 1) for n in (63, 64, 65)),  # MANY, NEAR, AT_ONCE: a row, and rows
+    *(((n, 2060), 1) for n in (63, 64, 65)),  # NEAR, AT_ONCE: a row, and rows
     *(((2, n), 1) for n in (16383, 16384, 16385)),  # ROWS: channels
     *(((n,), 0) for n in (16383, 16384, 16385)),  # PIECE and GRAIN
     ((33, 500), 0),  # PIECE: whole channels, and a rest of them
@@ -433,7 +433,7 @@ def test_more_channels_than_a_table_has():
 )
 def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
     """The last ones are fewer; two tiles each."""
-    monkeypatch.setattr(sums, "MANY", 3)
+    monkeypatch.setattr(sums, "CHANNELS_AT_A_TIME", 3)
     for shape in ((8, 72), (5, 4100)):
         agree_however_it_lies(name, shape, 0)
 
@@ -445,7 +445,7 @@ def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
 def test_qparams_of_many_rows_are_chosen_some_at_a_time(name, most, monkeypatch):
     """An axis is cut, or several are, whichever is the slowest in memory."""
     for module in (qparams, fast_choice):
-        monkeypatch.setattr(module, "MANY", most)
+        monkeypatch.setattr(module, "KEPT", most)
     forget()  # plans that are made with other limits
     for shape in ((8, 72), (3, 5, 20), (2, 3, 4, 10), (1, 17, 6)):
         for axis in axes(name, shape):
@@ -463,7 +463,7 @@ def test_qparams_of_many_rows_are_chosen_some_at_a_time(name, most, monkeypatch)
 @pytest.mark.parametrize("name", [name for name in CALLS if "_affine_backward" in name])
 def test_gradients_of_many_channels_in_any_order(name, most, monkeypatch):
     """The sums of a tensor are those of its rows, of which there are as many as there are."""
-    usual = sums.MANY
+    usual = sums.CHANNELS_AT_A_TIME
     shapes = ((8, 72), (3, 5, 20), (2, 3, 4, 12), (1, 17, 8), (5, 2, 4100))
     for shape in shapes if most == 3 else ((300, 17, 12), (9000, 2, 4)):
         for axis in axes(name, shape):
@@ -473,10 +473,10 @@ def test_gradients_of_many_channels_in_any_order(name, most, monkeypatch):
                     k: v.astype(dtype) if k in ("scale", "zero_point") else v
                     for k, v in kwargs.items()
                 }  # fmt: skip
-                monkeypatch.setattr(sums, "MANY", usual)
+                monkeypatch.setattr(sums, "CHANNELS_AT_A_TIME", usual)
                 forget()  # what was found with other limits
                 whole = results(name, kwargs)
-                monkeypatch.setattr(sums, "MANY", most or usual)
+                monkeypatch.setattr(sums, "CHANNELS_AT_A_TIME", most or usual)
                 forget()
                 for order in permutations(range(len(shape))):
                     dense = relaid(kwargs, lambda x, o=order: in_order(x, o), DATA)
@@ -561,7 +561,7 @@ PERMUTED = (
     "adaround_soft",
 )
 #: What lies side by side is few and many, shorter and longer than what is made of it: SHORT,
-#: LEAST_PERIOD, MANY, ROWS; and blocks and pieces of what is packed.
+#: LEAST_PERIOD, NEAR, ROWS; and blocks and pieces of what is packed.
 CROSSED = (
     *((3, n, 20) for n in (3, 15, 16, 17, 31, 33, 65, 512, 2049)),
     (2, 5, 4096),

@@ -20,9 +20,9 @@ from calls import CALLS, PARAMETERS, arguments, everywhere, long_way
 from cases import BOUNDS, FLOATS, RANGES, SCALES, assert_same
 from npquant import cpu
 from npquant.cpu import dynamic, learnable_gradients_per_channel, minmax_finite
-from npquant.cpu.extremes import TOGETHER, of_any_size
+from npquant.cpu.extremes import ONE_CALL_OF_RUNS, of_any_size
 from npquant.cpu.folded import LONGEST, MANY, folds
-from npquant.cpu.qparams import ROWS
+from npquant.cpu.qparams import ON_STACK
 from npquant.cpu.target import GRAIN
 from npquant.cpu.vectors import AT_ONCE, VECTORS
 from npquant.formulas import guesses
@@ -1003,7 +1003,7 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
     monkeypatch.setattr("npquant.cpu.walk.PIECE", 100)
     monkeypatch.setattr("npquant.cpu.channels.PIECE", 100)
     monkeypatch.setattr("npquant.cpu.channels.ROOM", 1 << 15)
-    monkeypatch.setattr("npquant.cpu.sums.MANY", 40)
+    monkeypatch.setattr("npquant.cpu.sums.CHANNELS_AT_A_TIME", 40)
     rng = np.random.default_rng(13)
     for shape in ((17, 40), (3, 20, 24), (2, 9, 4100), (16, 4096), (24, 8192), (6, 4100, 3),
                   (300, 260), (3, 5, 20, 30), (2, 12, 8192)):  # fmt: skip
@@ -1034,7 +1034,7 @@ def test_sums_of_what_is_not_flat(kind, order, monkeypatch):
 
 @pytest.mark.parametrize("rows", [255, 256, 257, 512, 700])
 def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
-    monkeypatch.setattr("npquant.cpu.sums.ROWS", 256)
+    monkeypatch.setattr("npquant.cpu.sums.ROWS_AT_A_TIME", 256)
     rng = np.random.default_rng(14)
     x, g = (rng.normal(size=(rows, 8, 40)).astype(F32) for _ in range(2))
     g = np.ldexp(g, rng.integers(-30, 30, g.shape))
@@ -1044,7 +1044,7 @@ def test_sums_of_a_tensor_some_rows_at_a_time(rows, monkeypatch):
 
 def test_sums_that_float32_does_not_hold(monkeypatch):
     """They become infinities without a word: of a row, of short and long ones, and of parts."""
-    monkeypatch.setattr("npquant.cpu.sums.ROWS", 256)
+    monkeypatch.setattr("npquant.cpu.sums.ROWS_AT_A_TIME", 256)
     for shape in ((4096,), (9, 1024), (3, 5000), (257, 8, 40)):
         x, g = np.full(shape, 1e3, F32), np.full(shape, 3e38, F32)
         agree("fake_quantize_learnable_per_tensor_affine_backward", g, x, np.array([0.1], F32),
@@ -1111,7 +1111,7 @@ def test_rows_of_few_elements(inner):
 @pytest.mark.parametrize("begin", [0, 1, 4, 12, 15])
 @pytest.mark.parametrize("shape", [(70, 2112), (3, 2112 + 16_384)])
 def test_many_channels_wherever_the_data_begin(shape, begin):
-    """More than MANY, whole lines of the cache of them: these are done as they lie."""
+    """More than NEAR, whole lines of the cache of them: these are done as they lie."""
     s, z = cases.qparams(shape[1], -100, 100)
     s[(s < 1e-3) | (s > 1e3)] = 0.7
     room = np.random.default_rng(5).normal(0, 20, math.prod(shape) + 16).astype(F32)
@@ -1255,7 +1255,7 @@ def test_extremes_of_few_channels(inner):
 def test_choose_qparams_of_many_rows(dtype, op):
     """Folded or not, of which some wait together: in one call, and in several."""
     for inner in (1, 2, LANES - 1, LANES, 24, 64, LONGEST, LONGEST + 1):
-        for rows in (2, ROWS, ROWS + 1, TOGETHER // inner + 1):
+        for rows in (2, ON_STACK, ON_STACK + 1, ONE_CALL_OF_RUNS // inner + 1):
             x = np.random.default_rng(rows).normal(0, 9, (rows, inner)).astype(dtype)
             agree(op, x, np.int8, note=x.shape)
 

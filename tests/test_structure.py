@@ -39,6 +39,12 @@ def test_oracles_stand_alone():
     assert set(imports(TESTS / "oracle_observers.py")) <= {"itertools", "math", "numpy", "oracle"}
 
 
+def test_ops_name_no_gpu():
+    """They ask `backend`."""
+    for path in sorted((PACKAGE / "ops").glob("*.py")):
+        assert "npquant.cuda" not in path.read_text(), path.name
+
+
 def test_every_op_has_a_call():
     assert sorted(CALLS) == sorted(OPS)
 

@@ -89,10 +89,10 @@ def native(x: Array, name: str, allowed: Collection[DType], out: Any = None) -> 
         if isinstance(out, np.ndarray):
             itself_or_apart(x, name, np.asarray(out), "out")
         return x.astype(found)
-    several = "a dtype among" if len(allowed) > 1 else "the dtype"
     # As np.save writes bfloat16, whose name NumPy does not know.
     lost = ", which .view(ml_dtypes.bfloat16) makes bfloat16 again" if x.dtype == "V2" else ""
-    raise TypeError(f"{name} must have {several} {dtypes.names(allowed)}, got {x.dtype}{lost}")
+    dtypes.refuse_others(x.dtype, name, allowed, lost)
+    return x
 
 
 def same(

@@ -15,8 +15,8 @@ from numba.core import cgutils
 from npquant.cpu.instructions import compiled_for
 
 #: Elements that are made together.
-MANY = 32
-_HALF = MANY // 2
+AT_A_TIME = 32
+_HALF = AT_A_TIME // 2
 #: Classes of float32: NaNs, quiet and signaling, and subnormal numbers.
 _OTHERS = 0x01 | 0x80 | 0x20
 
@@ -34,14 +34,14 @@ def pays() -> bool:
 
 
 def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
-    """MANY float32 as bfloat16, as `storage._float32_to_bfloat16` makes each.
+    """AT_A_TIME float32 as bfloat16, as `storage._float32_to_bfloat16` makes each.
 
     Where `few` hold something, the others are anything, and nothing may be decided by them.
     """
     if few or not (compiled_for("avx512bf16") and compiled_for("avx512dq")):
         return _by_halves(builder, numbers)
     word, some = ir.IntType(32), ir.VectorType(ir.FloatType(), _HALF)
-    flags, both = ir.VectorType(ir.IntType(1), _HALF), ir.VectorType(_BFloat(), MANY)
+    flags, both = ir.VectorType(ir.IntType(1), _HALF), ir.VectorType(_BFloat(), AT_A_TIME)
 
     def call(name: str, result: Any, *args: Any) -> Any:
         of = ir.FunctionType(result, [arg.type for arg in args])
@@ -54,7 +54,7 @@ def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
         *(call("avx512.fpclass.ps", flags, v, word(_OTHERS)) for v in (first, second))
     )
     others = builder.bitcast(others, ir.IntType(_HALF))
-    made = cgutils.alloca_once(builder, ir.VectorType(ir.IntType(16), MANY))
+    made = cgutils.alloca_once(builder, ir.VectorType(ir.IntType(16), AT_A_TIME))
     with builder.if_else(cgutils.is_not_null(builder, others), likely=False) as (then, otherwise):
         with then:
             builder.store(_by_halves(builder, numbers), made)
@@ -67,15 +67,16 @@ def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
 def _by_halves(builder: Any, numbers: Any) -> Any:
     """As `codes`, of any numbers, by instructions for integers."""
     half = ir.IntType(16)
-    halves, both = ir.VectorType(half, MANY), ir.VectorType(half, 2 * MANY)
+    halves, both = ir.VectorType(half, AT_A_TIME), ir.VectorType(half, 2 * AT_A_TIME)
     words = builder.load(builder.bitcast(numbers, both.as_pointer()), align=4)
 
     def every_second(first: int) -> Any:
-        order = ir.Constant(ir.VectorType(ir.IntType(32), MANY), list(range(first, 2 * MANY, 2)))
+        places = list(range(first, 2 * AT_A_TIME, 2))
+        order = ir.Constant(ir.VectorType(ir.IntType(32), AT_A_TIME), places)
         return builder.shuffle_vector(words, ir.Constant(both, ir.Undefined), order)
 
     def all_(value: int) -> Any:
-        return ir.Constant(halves, [value] * MANY)
+        return ir.Constant(halves, [value] * AT_A_TIME)
 
     # More than half of the last place goes up, and half if that makes it even.
     lower, upper = every_second(0), every_second(1)

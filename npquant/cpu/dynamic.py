@@ -18,7 +18,7 @@ from npquant.cpu.folded import folds
 from npquant.cpu.lines import LONG
 from npquant.cpu.loops import NUMBER_TYPES, Elementwise
 from npquant.cpu.lowered import called, inlined
-from npquant.cpu.qparams import ROWS, Choose, choose_per_token, choose_per_token_asymmetric
+from npquant.cpu.qparams import ON_STACK, Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cpu.quantize import per_token
 from npquant.cpu.rooms import local
 from npquant.cpu.strided import LONG_ROW, VIEWS, lend, room, taken, up_to_row
@@ -87,7 +87,7 @@ def _kernels(some_rows: Callable[..., Any], name: str) -> tuple[Kernel, Kernel]:
         zero_point: Any, y: Any,
     ) -> Any:  # fmt: skip
         """Items (row); whether the first `look` qparams are `usual`, when all is done."""
-        some = max(1, min(GRAIN // inner, ROWS))
+        some = max(1, min(GRAIN // inner, ON_STACK))
         for first in range(begin, end, some):
             stop = min(first + some, end)
             some_rows(first, stop, channels, inner, x, bottom, top, eps, lo, hi, nan, scale,
@@ -100,7 +100,7 @@ def _kernels(some_rows: Callable[..., Any], name: str) -> tuple[Kernel, Kernel]:
         scale: Any, zero_point: Any, y: Any,
     ) -> Any:  # fmt: skip
         """The same of data that are not flat."""
-        most_rows = max(1, min(GRAIN // inner, ROWS))
+        most_rows = max(1, min(GRAIN // inner, ON_STACK))
         made = room(x, most_rows * inner)
         packed = lend(made)
         while begin < end:
@@ -149,8 +149,8 @@ def _guessed(
         eps: Any, lo: Any, hi: Any, nan: Any, scale: Any, zero_point: Any, y: Any,
     ) -> None:  # fmt: skip
         s, z, number, base = item(scale), item(zero_point), np.float32(0), np.uintp(begin)
-        least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
-        p, q, r = local(ROWS, number), local(ROWS, number), local(ROWS, number)
+        least, greatest = local(ON_STACK, item(x)), local(ON_STACK, item(x))
+        p, q, r = local(ON_STACK, number), local(ON_STACK, number), local(ON_STACK, number)
         find(x, begin, end - begin, inner, least, greatest, 0)
         for k in range(np.uintp(end - begin)):
             chosen = choose(least[k], greatest[k], bottom, top, eps, 0, s)

@@ -34,10 +34,10 @@ Array = np.ndarray[Any, Any]
 #: Columns whose minima and maxima are kept at once: those of some rows, if these are short.
 WIDE = 1024
 #: Extremes of tiles that are kept at a time, where channels lie side by side.
-MANY = 1 << 15
+EXTREMES_KEPT = 1 << 15
 #: A run of no more elements of a channel, again and again, is as many columns, if all of them are
 #: at most so many: of more there would be one task.
-SHORT, MOST = 64, MANY // 2
+SHORT, MOST = 64, EXTREMES_KEPT // 2
 
 
 @cache
@@ -302,7 +302,7 @@ class Extremes:
         """The least and the greatest key of each column; columns lie side by side."""
         outer, run, beside = spans
         columns = outer * beside
-        rows = max(-(-run // max(1, MANY // columns)), 4 * GRAIN // beside, 1)
+        rows = max(-(-run // max(1, EXTREMES_KEPT // columns)), 4 * GRAIN // beside, 1)
         shape = -(-run // rows), columns
         least, greatest = np.empty(shape, kind), np.empty(shape, kind)
         args = run, beside, rows, x.reshape(x.size), least, greatest
@@ -386,7 +386,7 @@ _of_tiles = Kernel(_extremes_of_tiles, "extremes_of_tiles", _tiles_signature)
 
 #: Up to so many elements, one compiled call that goes from channel to channel is faster than
 #: several that go along the memory: always, and where runs are of `RUN` elements. (Measured.)
-ALWAYS, TOGETHER, RUN = 1 << 12, PARALLEL_FROM - 1, 16
+ONE_CALL, ONE_CALL_OF_RUNS, RUN = 1 << 12, PARALLEL_FROM - 1, 16
 
 
 @called
@@ -418,7 +418,7 @@ _small_ranges = Kernel(_ranges, "ranges", _ranges_signature)
 
 def few(granularity: Granularity, n: int) -> bool:
     """Whether one call that goes from channel to channel is best for contiguous `n` elements."""
-    return 0 < n <= (TOGETHER if granularity.inner >= RUN else ALWAYS)
+    return 0 < n <= (ONE_CALL_OF_RUNS if granularity.inner >= RUN else ONE_CALL)
 
 
 def minmax(granularity: Granularity, x: Array) -> tuple[Array, Array]:

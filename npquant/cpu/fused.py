@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from npquant.cpu.extremes import range_of_run
+from npquant.cpu.extremes import range_of, range_of_run
 from npquant.cpu.fake_quantize import fake_quantize_per_tensor, per_channel
 from npquant.cpu.loops import NUMBER_TYPES
 from npquant.cpu.lowered import called
@@ -23,7 +23,6 @@ from npquant.cpu.qparams import (
     moved,
     observe_fbgemm,
     observe_fbgemm_symmetric,
-    range_of,
 )
 from npquant.cpu.strided import overlap
 from npquant.cpu.target import GRAIN, Kernel, Types, array_type, compiled, renamed

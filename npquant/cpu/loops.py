@@ -16,11 +16,11 @@ import numpy as np
 from numba import types
 
 from npquant.cpu import strided, table
+from npquant.cpu.lines import LONG
 from npquant.cpu.lowered import called
 from npquant.cpu.periods import periods_of, periods_past_of
 from npquant.cpu.segments import (
     BLOCK,
-    LONG,
     OF_BLOCKS,
     apart_of,
     blocks_of,

@@ -16,7 +16,7 @@ from npquant.cpu.instructions import compiled_for
 from npquant.cpu.storage import INT2, INT4, UINT2, UINT4
 
 #: Elements that are made together.
-MANY = 32
+AT_A_TIME = 32
 
 #: The bits that an element may have, by its type.
 _BITS = {types.int8: 8, types.uint8: 8, INT4: 4, UINT4: 4, INT2: 2, UINT2: 2}
@@ -28,7 +28,7 @@ def pay_for(kind: Any) -> bool:
 
 
 def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
-    """The lowest bits of MANY integers of 32 bits, `few` of them or all."""
+    """The lowest bits of AT_A_TIME integers of 32 bits, `few` of them or all."""
     words, halves, bytes_ = (ir.VectorType(ir.IntType(32 // n), 8 * n) for n in (1, 2, 4))
     lowest = ir.Constant(words, [2 ** _BITS[kind] - 1] * 8)
 
@@ -38,7 +38,7 @@ def codes(builder: Any, numbers: Any, kind: Any, few: bool = False) -> Any:
         return [builder.call(pack, parts[i : i + 2]) for i in range(0, len(parts), 2)]
 
     parts = []
-    for k in range(0, MANY, 8):
+    for k in range(0, AT_A_TIME, 8):
         place = builder.bitcast(builder.gep(numbers, [ir.IntType(64)(k)]), words.as_pointer())
         parts.append(builder.and_(builder.load(place, align=4), lowest))
     (made,) = packed("packuswb", packed("packusdw", parts, halves), bytes_)

@@ -31,12 +31,12 @@ from npquant.primitives import each, store
 
 #: A shorter period is repeated up to it.
 LEAST_PERIOD = 1024
-#: Where a row has more than MANY elements, NEAR of them are done together, so that what belongs to
+#: Where a row has more than NEAR elements, so many are done together, so that what belongs to
 #: them stays in the first cache; and of AT_ONCE rows, so that memory is read in order nevertheless.
 #: Of an array that is `far` whole rows are: to read it in order matters more. A table takes much of
 #: the first cache, and the processor brings data too late: of any array they are fetched, those of
 #: the next row where parts of rows are done; and to the second cache where the table is there.
-MANY, NEAR, AT_ONCE = 1024, 1024, 64
+NEAR, AT_ONCE = 1024, 64
 
 
 def periods_of(parameters: Function, element: Function) -> Function:
@@ -63,7 +63,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
             some = NEAR if once else table.ROWS
             for part in range(low, high, some):
                 rows = min(some, high - part)
-                near, head = NEAR if rows > MANY and not is_far else rows, 0
+                near, head = rows if is_far else min(rows, NEAR), 0
                 ahead = period if rows > near else AHEAD
                 if rows > near and period % LINE == 0:  # all rows lie alike, of any dtype
                     # Where the data come to a line of the cache, so does the table.
@@ -81,7 +81,7 @@ def periods_of(parameters: Function, element: Function) -> Function:
                                 m = min(below - above, LONG)
                                 if width(x) > width(y):
                                     m = min(m, FETCHED_FAR // 2 if is_far else FETCHED)
-                                    if is_far and rows > MANY:
+                                    if is_far and rows > NEAR:
                                         fetch_to_second(x, i + above + ahead, m)
                                     else:
                                         fetch(x, i + above + ahead, m)
@@ -135,7 +135,7 @@ def periods_past_of(parameters: Function, element: Function) -> Function:
                     at, stop = max(begin, i), min(last, i + rows)
                     while at < stop:
                         m = next_past(x, at, y, at, stop - at, LINES)
-                        if rows > MANY and not fetched_past(x, y):
+                        if rows > NEAR and not fetched_past(x, y):
                             fetch_to_second(x, at + AHEAD, m)
                         at_row, to = np.uintp(at - i), waits_at(y, at)
                         u, at_u = brought(x, np.uintp(at), np.uintp(m), rooms)

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 #: Rows at most whose ranges wait on the stack, and channels at most whose ranges are kept.
-ROWS, MANY = 512, 1 << 15
+ON_STACK, KEPT = 512, 1 << 15
 
 
 class Choose:
@@ -103,13 +103,13 @@ class Choose:
 
 
 def _rows_by(find: Callable[..., Any], put: Callable[..., Any]) -> Callable[..., Any]:
-    """What chooses for ROWS rows at most that follow one another, whose ranges it finds."""
+    """What chooses for ON_STACK rows at most that follow one another, and finds their ranges."""
 
     def some_rows(
         begin: Any, end: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any,
         scale: Any, zero_point: Any,
     ) -> None:  # fmt: skip
-        least, greatest = local(ROWS, item(x)), local(ROWS, item(x))
+        least, greatest = local(ON_STACK, item(x)), local(ON_STACK, item(x))
         find(x, begin, end - begin, inner, least, greatest, 0)
         base = np.uintp(begin)
         for k in range(np.uintp(end - begin)):
@@ -125,8 +125,8 @@ def _however_many(some_rows: Callable[..., Any]) -> Callable[..., Any]:
         rows: Any, inner: Any, x: Any, lo: Any, hi: Any, eps: Any, middle: Any, scale: Any,
         zero_point: Any,
     ) -> None:  # fmt: skip
-        for begin in range(0, rows, ROWS):
-            end = min(begin + ROWS, rows)
+        for begin in range(0, rows, ON_STACK):
+            end = min(begin + ON_STACK, rows)
             some_rows(begin, end, inner, x, lo, hi, eps, middle, scale, zero_point)
 
     return of_rows
@@ -169,7 +169,7 @@ class OfData:
 
 def _most(x: Array) -> int:
     """Channels whose ranges are kept: fewer of long numbers, and where qparams may wait, too."""
-    return MANY if plain(x) and x.itemsize <= 4 else max(1, MANY // 2)
+    return KEPT if plain(x) and x.itemsize <= 4 else max(1, KEPT // 2)
 
 
 def _range_as(granularity: Granularity, x: Array, kind: DType) -> tuple[Array, Array]:

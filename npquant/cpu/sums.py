@@ -70,9 +70,9 @@ from npquant.primitives import each, store
 Array = np.ndarray[Any, Any]
 
 #: Channels that are done at a time: of each, its sums and some copies of its qparams are kept.
-MANY = 1 << 14
+CHANNELS_AT_A_TIME = 1 << 14
 #: Rows of a tensor that are done at a time; half of them if they are more, as their sums wait.
-ROWS = 1 << 13
+ROWS_AT_A_TIME = 1 << 13
 #: What stands for gradients where sums of tiles are asked for, and the other way round.
 NO_ROOM, NO_SUMS = (np.empty(0, np.float32),) * 2, np.empty((2, 0, 1))
 
@@ -122,7 +122,7 @@ class Gradients:
 
         As a call, but that it looks at the qparams first, and tells whether they are usual: else
         nothing was written. None where there is nothing, and of tensors whose rows are several
-        tiles each, or more than ROWS.
+        tiles each, or more than ROWS_AT_A_TIME.
         """
         if code != "float32" and self._wide is not None:
             return self._wide.at_once(granularity, shape, dtype, code)
@@ -132,7 +132,7 @@ class Gradients:
         scales = channels
         if granularity.axis is None and channels == 1:
             channels, inner, _ = rows_of_tensor(shape)
-            if not (channels == 1 or (inner <= TILE and channels <= ROWS)):
+            if not (channels == 1 or (inner <= TILE and channels <= ROWS_AT_A_TIME)):
                 return None
         count = n // channels
         tiles = -(-count // TILE)
@@ -187,7 +187,8 @@ class Gradients:
             return
         channels, _, axis = granularity
         single = grad_scale.dtype == grad_zero_point.dtype == float32
-        way = self.way(granularity, grad, x, y) if single or channels <= MANY else None
+        few = channels <= CHANNELS_AT_A_TIME
+        way = self.way(granularity, grad, x, y) if single or few else None
         if way is not None:
             self.in_one_call(way, grad, x, y, scale, zero_point, constants, code, grad_scale,
                              grad_zero_point)  # fmt: skip
@@ -197,8 +198,8 @@ class Gradients:
             self._of_rows(rows, grad, x, scale, zero_point, constants, code, y, grad_scale,
                           grad_zero_point)  # fmt: skip
             return
-        if channels > MANY:
-            for part, (g, u, v) in parts(granularity, (grad, x, y), MANY):
+        if not few:
+            for part, (g, u, v) in parts(granularity, (grad, x, y), CHANNELS_AT_A_TIME):
                 s, z = part.of(scale), part.of(zero_point)
                 slope, shift = part.room(grad_scale), part.room(grad_zero_point)
                 self(part.granularity, g, u, s, z, constants, code, v, slope, shift)
@@ -221,8 +222,8 @@ class Gradients:
         """
         if granularity.axis is None and granularity.channels == 1:
             rows = rows_of_tensor(arrays[1].shape)
-            return None if rows.channels > ROWS else way_of(rows, arrays, TILE)
-        few = granularity.channels <= MANY
+            return None if rows.channels > ROWS_AT_A_TIME else way_of(rows, arrays, TILE)
+        few = granularity.channels <= CHANNELS_AT_A_TIME
         if not few and arrays[1].size > TILE * granularity.channels:
             return None
         way = way_of(granularity, arrays, TILE)
@@ -285,9 +286,9 @@ class Gradients:
             grad, x, y = last_axes_joined((grad, x, y), inner)
         sums = np.empty((2, 1, -(-count // GROUP)))
         # Of a part the sums of whole groups are added; those of the rest wait for the next one.
-        room = np.zeros((2, min(count, ROWS // 2) + GROUP))
+        room = np.zeros((2, min(count, ROWS_AT_A_TIME // 2) + GROUP))
         waiting = done = 0
-        for part, m in leading(x.shape, count, ROWS // 2):
+        for part, m in leading(x.shape, count, ROWS_AT_A_TIME // 2):
             kept = waiting + m
             self(Granularity(m, inner, None), grad[part], x[part], scale.repeat(m),
                  zero_point.repeat(m), constants, code, y[part],

@@ -21,7 +21,7 @@ from npquant.primitives import store
 
 
 def _together(value: Any, kind: Any) -> Any:
-    """What makes elements of a type of many values together, by `MANY` and `codes`; else None."""
+    """What makes elements of a type of many values, by `AT_A_TIME` and `codes`; else None."""
     if value == FLOAT8_NUMBER:
         return float8
     if kind == BFLOAT16:
@@ -81,7 +81,7 @@ def _release(typing: Any, held: Any, n: Any, y: Any, first: Any) -> Any:
             return context.get_dummy_value()
         room, n, array, first = args
         made = _together(held.dtype, y.dtype)
-        many = n.type(made.MANY)
+        many = n.type(made.AT_A_TIME)
         to = builder.gep(data_of(context, builder, y, array), [first])
 
         def codes(k: Any, few: bool = False) -> Any:

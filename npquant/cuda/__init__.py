@@ -10,8 +10,10 @@ from npquant.cuda.adaround import (
     adaround_soft,
     adaround_soft_backward,
 )
+from npquant.cuda.again import repeated
 from npquant.cuda.convert import convert, inverse
-from npquant.cuda.extremes import minmax_finite
+from npquant.cuda.dynamic import dynamic_per_token, dynamic_per_token_asymmetric
+from npquant.cuda.extremes import minmax, minmax_finite
 from npquant.cuda.fake_quantize import (
     copy,
     fake_quantize_decomposed,
@@ -53,7 +55,6 @@ from npquant.cuda.qparams import (
     choose_kept_float,
     choose_symmetric,
     follow,
-    minmax,
     observe_fbgemm,
     observe_fbgemm_symmetric,
     qparams_per_token,

@@ -27,7 +27,7 @@ from npquant.primitives import store
 #: are slower than a block is. (Measured.)
 SHORTEST, LONGEST = 1024, 2048
 #: Tiles of a channel that a block adds, and not a thread; and the threads of that block.
-MANY, ADDERS = 32, 64 if SIMULATED else 256
+TILES_OF_A_BLOCK, ADDERS = 32, 64 if SIMULATED else 256
 #: Tiles that it adds at once.
 AT_ONCE = ADDERS // 32 * GROUP
 
@@ -174,7 +174,7 @@ def _partial_sums(
 
     What a thread adds lies beside what the next one does; what a block adds lies together.
     """
-    by = (tiles, 1) if tiles >= MANY else (1, channels)
+    by = (tiles, 1) if tiles >= TILES_OF_A_BLOCK else (1, channels)
     return like.new((sums, channels * tiles), np.float64), by
 
 
@@ -274,7 +274,7 @@ def _add_tiles(
 ) -> None:
     """The tiles of each channel in order, GROUP at a time, to one output for each sum."""
     n, key, on = channels * len(outputs), tuple([a.dtype for a in outputs]), sums.stream()
-    by_block = tiles >= MANY
+    by_block = tiles >= TILES_OF_A_BLOCK
     if tiles > AT_ONCE:  # or one block would add for long while all others wait
         groups = -(-tiles // GROUP)
         found = sums.new((n, groups), np.float64)

@@ -73,7 +73,7 @@ NVVM_OPTIONS = {"fastmath": False, "opt": 3, "fma": 0}
 #: Threads of a block. The simulator takes 0.1 ms for each.
 THREADS = 32 if SIMULATED else 256
 #: Threads of a block that may have 128 registers each, which is plenty.
-MANY = 512
+UNBOUNDED = 512
 #: What elements of a launch are counted in. Numba makes 64 bits of a sum of two of 32.
 COUNT: Any = np.uint32
 #: And places in shared memory: a constant that is added to one is part of the instruction then.
@@ -146,8 +146,8 @@ class Kernel:
     name : str
         What it is called in profiles.
     block : callable, optional
-        ``block(*key)``: the threads of a block. Of more than MANY the compiler must know, or its
-        registers might not do for them.
+        ``block(*key)``: the threads of a block. Of more than UNBOUNDED the compiler must know, or
+        its registers might not do for them.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Kernel:
 
     def _library(self, function: Any, signature: Types, key: Key, cc: tuple[int, int]) -> Any:
         block = 0 if self._block is None else self._block(*key)
-        bound = block if block > MANY else None
+        bound = block if block > UNBOUNDED else None
         return _library(renamed(function, self.name), signature, cc, bound)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from npquant.cuda import target
 from npquant.cuda.arrays import OWN, device
 from npquant.cuda.walk import packed
-from npquant.dtypes import BOUNDS, REALS, bool_, names, native_order
+from npquant.dtypes import BOUNDS, REALS, bool_, native_order, refuse_others
 from npquant.owners import named, of_numpy, on_device
 
 #: What can be brought to a GPU: what ops take and give, masks too.
@@ -46,8 +46,7 @@ def to_device(array: np.ndarray[Any, Any]) -> Any:
     if x is None:
         raise TypeError(f"array must be a NumPy array, got {named(array)}")
     native = native_order(x.dtype)
-    if native not in _KNOWN:
-        raise TypeError(f"array must have a dtype among {names(_KNOWN)}, got {x.dtype}")
+    refuse_others(native, "array", _KNOWN)
     return OWN.upload(None, x.astype(native, copy=False))
 
 

@@ -13,7 +13,7 @@ from npquant import checks
 from npquant.arrays import beside, kind, on_host
 from npquant.arrays import copy as copied
 from npquant.autograd import Parameter, call
-from npquant.dtypes import names
+from npquant.dtypes import refuse_others
 from npquant.errors import show
 from npquant.owners import OTHERWISE, on_device
 from npquant.state import remade, seen, takes_state
@@ -105,7 +105,7 @@ class Module:
             if name in (*self._parameters, *self._travelling):
                 # Values are looked at when it is saved: to bring them here takes a while.
                 shape, dtype = kind(given, name)
-                check_dtype(name, dtype, self._dtypes(name))
+                refuse_others(dtype, name, self._dtypes(name))
                 self._check_array(name, name, np.broadcast_to(np.ones((), dtype), shape))
                 return value
             value = given = on_host(given)
@@ -309,15 +309,8 @@ def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]] | None) -> A
         if array.dtype.hasobject:
             raise TypeError(f"{key} must not be an array of objects, got {array.dtype}")
     else:
-        check_dtype(key, array.dtype, dtypes)
+        refuse_others(array.dtype, key, dtypes)
     return array
-
-
-def check_dtype(key: str, dtype: np.dtype[Any], dtypes: Collection[np.dtype[Any]]) -> None:
-    """Raise a TypeError unless a dtype is among these."""
-    if dtype not in dtypes:
-        several = "a dtype among" if len(dtypes) > 1 else "the dtype"
-        raise TypeError(f"{key} must have {several} {names(dtypes)}, got {dtype}")
 
 
 def check_eps(key: str, eps: Array) -> None:

@@ -75,9 +75,7 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
     x = checks.array(input, "input")
     there = on_device(x)
     x = checks.native(x, "input", _CONVERTIBLE if there else _CONVERTIBLE | _COMPLEX, out)
-    target = dtypes.canonical(dtype, "dtype", _CONVERTIBLE)
-    if target not in _CONVERTIBLE:
-        raise TypeError(f"dtype must be one of {dtypes.names(_CONVERTIBLE)}, got {target}")
+    target = dtypes.one_of(dtype, "dtype", _CONVERTIBLE)
     if there and (done := _on_gpu(type(x), target)(x, out)) is not None:
         return done
     y = checks.output(out, x, target)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npquant import checks, cpu, dtypes
+from npquant import backend, checks, cpu, dtypes
 from npquant.cpu import dynamic, strided
 from npquant.cpu.channels import leading
-from npquant.cpu.extremes import TOGETHER, few
+from npquant.cpu.extremes import few
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
-from npquant.cpu.qparams import MANY
+from npquant.cpu.qparams import KEPT
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, plain
 from npquant.dtypes import DType, Precision
@@ -110,9 +110,7 @@ def fast_dynamic(
     if dtype in dtypes.INTEGERS or kind is ArraySpec:
         return repeated(kind, anew)
     if kind is not np.ndarray:
-        from npquant.cuda import dynamic as on_gpu
-
-        code = dtypes.compute(dtype).name
+        on_gpu, code = backend.of_kind(kind), dtypes.compute(dtype).name
         found: Dynamic | None = getattr(on_gpu, kernel).at_once(
             shape, dtype, bounds, eps, results, kinds, constants, code, target
         )
@@ -157,7 +155,7 @@ def fast_dynamic(
     def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
         if order[-1] != len(order) - 1:  # rows are torn apart
             return None if n <= PIECE else no_fast_path
-        parts = [some for some, _ in leading(lying, prod(lying[:-1]), max(1, MANY // 2))]
+        parts = [some for some, _ in leading(lying, prod(lying[:-1]), max(1, KEPT // 2))]
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
             """Whose qparams are put into their order, some at a time."""
@@ -247,10 +245,11 @@ class Step(NamedTuple):
 def fast_step(kind: type, step: Step, anew: Any = None) -> FastPath:
     """A function of data, a switch and the state of one scale: a step of training in one kernel."""
     (
-        kernel, _, shape, dtype, _, shapes, kinds, constant, bounds, eps, precision, masked
+        kernel, _, shape, dtype, granularity, shapes, kinds, constant, bounds, eps, precision,
+        masked,
     ) = step  # fmt: skip
     n, code = prod(shape), precision.code
-    if kind is not np.ndarray or not 0 < n <= TOGETHER or code == "wide":
+    if kind is not np.ndarray or not few(granularity, n) or code == "wide":
         return repeated(kind, anew, 0, _STATE)
     fused, (lo, hi) = getattr(cpu, kernel), bounds
     entries = Entries(lambda z: fused.whole[dtype, z, code, not masked] if z in kinds else None)

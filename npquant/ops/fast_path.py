@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from npquant import arrays, checks, cpu, dtypes
+from npquant import arrays, backend, checks, cpu, dtypes
 from npquant.cpu import strided, sums
 from npquant.cpu.checks import Looks
 from npquant.cpu.loops import PAST, past_pays
@@ -454,9 +454,7 @@ def repeated(
     """
     if kind is np.ndarray or kind is ArraySpec:
         return no_fast_path
-    from npquant.cuda import again
-
-    found: Callable[..., Any] = again.repeated(anew, lead, written)
+    found: Callable[..., Any] = backend.of_kind(kind).repeated(anew, lead, written)
     return found
 
 
@@ -487,7 +485,7 @@ def fast_backward(kind: type, form: Form, anew: Backward) -> Backward:
             return None
         a, b = scale.dtype, zero_point.dtype
         usual = a is b is _float32
-        if not (usual or (scale.size <= sums.MANY and {a, b} <= dtypes.FLOATS)):
+        if not (usual or (scale.size <= sums.CHANNELS_AT_A_TIME and {a, b} <= dtypes.FLOATS)):
             return None
         s = scale if usual else arrays.cast(scale, _float32)
         given = scale.shape

@@ -362,8 +362,7 @@ def _state(
     p = checks.place(value, name)
     if type(p) is ArraySpec or on_device(p) or on_device(x):
         checks.of_one_kind(x, p, name)
-    if p.dtype not in allowed:
-        raise TypeError(f"{name} must have a dtype among {dtypes.names(allowed)}, got {p.dtype}")
+    dtypes.refuse_others(p.dtype, name, allowed)
     if p.shape not in shapes:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, "
                          f"got {p.shape}")  # fmt: skip

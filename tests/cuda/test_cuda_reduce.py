@@ -190,12 +190,14 @@ def test_gradients_of_wide_codes():
     gradients("learnable_gradients_per_channel", (7, 60), layout.per_token, code="wide")
 
 
-@pytest.mark.parametrize("tiles", [on_gpu.MANY - 1, on_gpu.MANY, GROUP, 5 * GROUP + 5])
+@pytest.mark.parametrize(
+    "tiles", [on_gpu.TILES_OF_A_BLOCK - 1, on_gpu.TILES_OF_A_BLOCK, GROUP, 5 * GROUP + 5]
+)
 def test_tiles_are_added_in_order(tiles):
     """By a thread and by a block, with groups that are full and one that is not."""
     channels = 2
     terms = data((2, channels, tiles), np.float64)
-    by_block = tiles >= on_gpu.MANY
+    by_block = tiles >= on_gpu.TILES_OF_A_BLOCK
     sums = MEMORY.upload(terms if by_block else np.ascontiguousarray(terms.transpose(0, 2, 1)))
     outputs = [MEMORY.upload(np.zeros(channels, d)) for d in (np.float64, np.float32)]
     on_gpu._add_tiles(sums, channels, tiles, outputs)
