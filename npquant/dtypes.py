@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -56,13 +56,19 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
 #: Of those integers, of one byte or two.
 NARROW: Final = frozenset(BOUNDS) - FLOAT8 - {int32}
 
-#: Pairs of dtypes of scales and zero points as they mostly come: of codes, learned ones, PyTorch's
-#: of tokens, and all that are kept as they are.
+#: Pairs of dtypes of scales and zero points as they mostly come: of codes, learned ones, those of
+#: float64, and all that are kept as they are: zero points of the scales' dtype, or integers.
 Pairs = tuple[tuple[Any, Any], ...]
 CODES: Final[Pairs] = ((float32, int32),)
 LEARNED: Final[Pairs] = ((float32, float32),)
-LONG: Final[Pairs] = ((float64, int64),)
-KEPT: Final = CODES + LONG + LEARNED
+DOUBLE: Final[Pairs] = ((float64, int64), (float64, float64))
+SINGLE_OR_DOUBLE: Final = CODES + LEARNED + DOUBLE
+KEPT: Final = SINGLE_OR_DOUBLE + tuple((s, z) for s in (float16, bfloat16) for z in (int32, s))
+
+#: The dtypes in which scales are used, by their own.
+IN_THEIR_OWN: Final[Mapping[DType, DType]] = {}
+IN_FLOAT32: Final[Mapping[DType, DType]] = dict.fromkeys(FLOATS, float32)
+IN_FLOAT64: Final[Mapping[DType, DType]] = dict.fromkeys(FLOATS, float64)
 
 #: Integers up to here, and their differences, are exact in float32 and in float64.
 EXACT32, EXACT64 = 2**23, 2**52

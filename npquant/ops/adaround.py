@@ -699,7 +699,7 @@ def _plan(
     form = Form(
         kernel, shape, (*(dtype,) * (1 + backward), computed), granularity, shapes, constants,
         Precision(name, name, name), computed if backward else target or dtype, kinds, (lo, hi),
-        _GRADIENT if backward else _ALL, place=int(backward), in_float32=True,
+        _GRADIENT if backward else _ALL, place=int(backward), used_in=dtypes.IN_FLOAT32,
     )  # fmt: skip
 
     def anew(data: tuple[Array, ...], s: Any, z: Any, out: Any) -> tuple[Array, None]:

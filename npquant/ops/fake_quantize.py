@@ -968,23 +968,37 @@ def _tensor(
     return form, fast_path(kind, form, anew)
 
 
+#: The kernels of zero points that are not rounded, by their dtype.
+_OF_FLOATS = {
+    dtypes.float32: "fake_quantize_float_zero_point",
+    dtypes.float16: "fake_quantize_half_zero_point",
+}
+
+
 @checks.remembered
 def _channels(
     kernel: str, masked: bool, shape: tuple[int, ...], dtype: dtypes.DType, kind: type, axis: Any,
-    quant_min: Any, quant_max: Any, rounding: Any,
+    quant_min: Any, quant_max: Any, rounding: Any, zero_point: dtypes.DType | None = None,
 ) -> Plan:  # fmt: skip
-    """The form, and what does it all at once if it can."""
+    """The form, and what does it all at once if it can.
+
+    `zero_point` is the dtype of zero points that are not rounded.
+    """
     found = checks.channels(shape, axis)
     within: tuple[float, float]
     lo, hi = within = checks.bounds(quant_min, quant_max, kind)
-    precision, given = dtypes.affine_precision(dtype, lo, hi), checks.QPARAM
-    decomposed = kernel == "fake_quantize_decomposed"
+    precision, kinds, given = dtypes.affine_precision(dtype, lo, hi), dtypes.CODES, checks.QPARAM
+    decomposed, divide = kernel == "fake_quantize_decomposed", checks.divides(rounding)
     if decomposed:  # by the formula in which zero points cancel, or by none at once
         within, given = (-dtypes.EXACT32, dtypes.EXACT32), checks.QPARAMS
+    elif zero_point is not None:
+        within, kinds = (-checks.MOST, checks.MOST), ((dtypes.float32, zero_point),)
+        precision = Precision("float32", *("wide" if divide else "float64",) * 2)
+        if not divide:
+            kernel = _OF_FLOATS[zero_point]
     form = Form(
-        kernel + "_by_division" * checks.divides(rounding), shape, dtype,
-        *found, (lo, hi, 0), precision, dtype, dtypes.CODES, within, given, masked=masked,
-        in_float32=True,
+        kernel + "_by_division" * divide, shape, dtype, *found, (lo, hi, 0), precision, dtype,
+        kinds, within, given, masked=masked, used_in=dtypes.IN_FLOAT32,
     )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, Any]:
@@ -1001,37 +1015,35 @@ def _per_channel(
     rounding: Any, masked: bool, out: Any = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     x = checks.floats(input, out=out)
-    form, at_once = _channels(
+    told = (
         "fake_quantize_per_channel", masked, x.shape, x.dtype, type(x), axis, quant_min, quant_max,
         rounding,
     )  # fmt: skip
+    in_arrays = type(zero_point) is type(x) is np.ndarray
+    kept = zero_point.dtype if in_arrays and zero_point.dtype in _OF_FLOATS else None
+    form, at_once = _channels(*told, kept)
     done = at_once(x, scale, zero_point, out)
     if done is not None:
         return done
-    kernel, precision, (lo, hi, _) = form.kernel, form.precision, form.constants
+    lo, hi, _ = form.constants
     qparams = checks.usual(scale, zero_point, form.shapes, checks.LOOK_AT_CODES, lo, hi, x)
     if qparams is None:
         s = checks.scales_float32(scale, "scale", form.shapes, x)
         z = checks.parameters(zero_point, "zero_point", form.shapes, x)
         if z.dtype in dtypes.FLOATS:
-            half = z.dtype == dtypes.float16
-            if half:
+            if z.dtype == dtypes.float16:
                 checks.all_finite(z, "zero_point")
             else:
                 z = checks.in_float32(z, "zero_point")
-            if checks.divides(rounding):
-                precision = Precision("float32", "wide", "wide")
-            else:
-                precision = Precision("float32", "float64", "float64")
-                kernel = f"fake_quantize_{'half' if half else 'float'}_zero_point"
+            form, _ = _channels(*told, z.dtype)
         else:
             checks.in_range(z, "zero_point", lo, hi)
             z = checks.int32s(z, "zero_point")
         qparams = s, z
     s, z = qparams
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
-    run, given = getattr(backend.of(x), kernel), out is not None
-    run(form.granularity, x, s, z, form.constants, precision, y, mask, given=given)
+    run, given = getattr(backend.of(x), form.kernel), out is not None
+    run(form.granularity, x, s, z, form.constants, form.precision, y, mask, given=given)
     return y, mask
 
 

@@ -7,7 +7,7 @@ chooses qparams see fast_choice.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from operator import attrgetter
@@ -31,8 +31,8 @@ _BOOL = dtypes.bool_
 #: Gradients of so many elements at most are packed, if they or the data are not contiguous: fewer
 #: than a tensor has whose rows are of several tiles each, for which there is nothing at once.
 PACKED = strided.GATHERED
-#: A scale and a zero point that are numbers. As classes they equal the dtypes of `dtypes.LONG`, but
-#: have other hashes: sets tell them apart, and tuples do not.
+#: A scale and a zero point that are numbers. As classes they equal the first dtypes of
+#: `dtypes.DOUBLE`, but have other hashes: sets tell them apart, and tuples do not.
 _NUMBERS = float, int
 PYTHON_NUMBERS: dtypes.Pairs = (_NUMBERS,)
 #: What a kernel may take, or its one element.
@@ -159,17 +159,16 @@ def ways(
 
 
 def _converted(
-    scale: Array, zero_point: Array, integers: dict[Any, DType], in_float32: bool
+    scale: Array, zero_point: Array, integers: dict[Any, DType], used_in: Mapping[DType, DType]
 ) -> tuple[Array, Array]:
     """Few qparams in the dtypes in which a kernel takes them, where nothing is lost by it.
 
     That is integer zero points as those that it takes beside such scales, if they are among these,
-    and scales of other floating dtypes that are used in float32.
+    and scales in the dtype in which they are used.
     """
     if scale.size > PIECE:
         return scale, zero_point
-    if in_float32 and scale.dtype in dtypes.FLOATS:
-        scale = arrays.cast(scale, _float32)
+    scale = arrays.cast(scale, used_in.get(scale.dtype, scale.dtype))
     wanted = integers.get(scale.dtype)
     if wanted is not None and zero_point.dtype in dtypes.INTEGERS:
         fits = np.can_cast(zero_point.dtype, wanted)
@@ -221,8 +220,8 @@ class Form(NamedTuple):
     past: bool = False
     #: Where other channels follow those of the granularity, after how many times: see `Piece`.
     repeats: int = 0
-    #: Whether scales are used in float32, whatever their dtype.
-    in_float32: bool = False
+    #: The dtypes in which scales are used, by their own, where that is another one.
+    used_in: Mapping[DType, DType] = dtypes.IN_THEIR_OWN
 
 
 #: Of an op: what the long way is told, and what does it all at once if it can.
@@ -244,7 +243,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         return repeated(kind, anew, form.place, (-1,))
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
-        names, place, masked, inverse, past, torn, in_float32,
+        names, place, masked, inverse, past, torn, used_in,
     ) = form  # fmt: skip
     n, code = prod(shape), precision.code
     # A kernel's public name is the method `run` of its `Elementwise`.
@@ -337,7 +336,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         if entry is None:
             if given is _NUMBERS:
                 return None
-            scale, zero_point = _converted(scale, zero_point, integers, in_float32)
+            scale, zero_point = _converted(scale, zero_point, integers, used_in)
             given = scale.dtype, zero_point.dtype
             entry = entries[given]
             if entry is None:

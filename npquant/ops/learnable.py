@@ -861,7 +861,7 @@ def _plan(
     form = Form(
         kernel, shape, dtype, *found, (lo, hi, factor if rounding else 0.0),
         Precision("float32", "float32", dtypes.precision(dtype, lo, hi)), dtype, dtypes.LEARNED,
-        (-inf, inf), checks.QPARAM, in_float32=True,
+        (-inf, inf), checks.QPARAM, used_in=dtypes.IN_FLOAT32,
     )  # fmt: skip
     told = form, no_fast_path
     if rounding:

@@ -337,8 +337,7 @@ def quantize_per_channel(
         return done[0]
     s, z = checks.code_qparams(scales, zero_points, form.shapes, x)
     y = checks.output(out, x, target, checks.QPARAMS, (scales, zero_points))
-    if x.dtype == dtypes.float64:  # whose every step is in float64
-        s = arrays.cast(s, x.dtype)
+    s = arrays.cast(s, form.used_in.get(s.dtype, s.dtype))
     run, given = getattr(backend.of(x), form.kernel), out is not None
     run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
     return y
@@ -865,9 +864,12 @@ def _codes(
     constants, code = checks.constants(lo, hi, target), checks.code_precision(dtype, target)
     divide, rows = checks.divides(rounding), kernel == "quantize_per_token"
     end = checks.MOST if rows and not divide else checks.SMALL_ZERO_POINT
+    double = dtype == dtypes.float64 and not rows  # whose every step is in float64
     form = Form(
         _by_division(target) if divide else kernel, shape, dtype, *found, constants,
-        Precision("float32", "float32", code), target, dtypes.KEPT, (-end, end), checks.QPARAMS,
+        Precision("float32", "float32", code), target,
+        dtypes.DOUBLE if double else dtypes.KEPT, (-end, end), checks.QPARAMS,
+        used_in=dtypes.IN_FLOAT64 if double else dtypes.IN_THEIR_OWN,
     )  # fmt: skip
 
     def anew(x: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
@@ -875,13 +877,13 @@ def _codes(
             return _quantize_rows((form, no_fast_path), x, s, z, out), None
         return quantize_per_channel(x, s, z, axis, lo, hi, target, rounding=rounding, out=out), None
 
-    # To float64 the scales of channels are cast first.
-    if kind is np.ndarray and not rows and dtype == dtypes.float64:
-        return form, no_fast_path
     return form, fast_path(kind, form, anew)
 
 
 # Of codes that are given the bounds are only checked.
+
+#: Dtypes of qparams that are used in float32: codes, and zero points that are rounded once.
+_ROUNDED = dtypes.CODES + tuple((dtypes.float32, z) for z in dtypes.FLOATS)
 
 
 @checks.remembered
@@ -911,11 +913,13 @@ def _from_channels(shape: tuple[int, ...], axis: Any, out_dtype: Any, *bounds: A
     checks.bounds_of(*bounds)
     found, result = checks.channels(shape, axis), _output_dtype(out_dtype, "out_dtype")
     kernel, within = "dequantize", (-checks.MOST, checks.MOST)
-    kinds = dtypes.LONG if result == dtypes.float64 else dtypes.CODES + dtypes.LEARNED
-    if _narrow(result, dtype):
+    kinds, used_in = _ROUNDED, dtypes.IN_FLOAT32
+    if result == dtypes.float64:
+        kinds, used_in = dtypes.DOUBLE, dtypes.IN_FLOAT64
+    elif _narrow(result, dtype):
         kernel, kinds, within = "dequantize_promoted", dtypes.CODES, _exact_within(dtype)
     form = Form(kernel, shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
-                checks.QPARAMS, in_float32=result != dtypes.float64)  # fmt: skip
+                checks.QPARAMS, used_in=used_in)  # fmt: skip
 
     def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
         return dequantize_per_channel(q, s, z, axis, *bounds[:3], out_dtype=result, out=out), None
@@ -940,10 +944,17 @@ def _promoting(
     shape: tuple[int, ...], found: tuple[layout.Granularity, checks.Shapes],
     qparams: Callable[..., Any], output_dtype: Any, dtype: dtypes.DType, kind: type,
 ) -> Plan:  # fmt: skip
+    result = _output_dtype(output_dtype, "output_dtype")
+    kinds, used_in = dtypes.KEPT, dtypes.IN_THEIR_OWN
+    within: tuple[float, float] = -_SMALL, _SMALL
+    if dtype in dtypes.FLOAT8:  # as which it counts is a float32, and so do scales and zero points
+        kinds = dtypes.SINGLE_OR_DOUBLE
+    elif _narrow(result, dtype):  # the product is rounded to the scales' dtype anyway
+        kinds = tuple(pair for pair in kinds if pair != (result, dtypes.int32))
+        within, used_in = _exact_within(dtype), {result: dtypes.float32}
     form = Form(
-        "dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32,
-        _output_dtype(output_dtype, "output_dtype"), dtypes.KEPT, (-_SMALL, _SMALL),
-        checks.QPARAMS,
+        "dequantize_promoted", shape, dtype, *found, _NO_CODES, _IN_FLOAT32, result, kinds, within,
+        checks.QPARAMS, used_in=used_in,
     )  # fmt: skip
 
     def anew(q: Array, s: Any, z: Any, out: Any) -> tuple[Array, None]:
