@@ -1565,7 +1565,7 @@ FAULTS = (
           "q.reshape(-1)",
           "qparams of rows in another order than these, the short way", IN_ORDER),
     Fault("ops/fast_path.py",
-          "scales = n // (inner * torn) if torn else channels",
+          "scales = n // (inner * again) if again else channels",
           "scales = channels",
           "qparams of rows that memory tears apart, most of them not looked at", IN_ORDER),
     Fault("ops/fast_choice.py",
