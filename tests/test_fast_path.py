@@ -842,6 +842,76 @@ def test_scales_of_float64_are_kept(zeros, monkeypatch):
         assert_same(results("quantize_per_channel", kwargs), wanted)
 
 
+#: Dtypes of scales and zero points that are kept, and of the floats that they are used with.
+KEPT = [
+    ("bfloat16", "int32", "bfloat16"),
+    ("bfloat16", "int64", "float32"),
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("float16", "int32", "bfloat16"),
+    ("float16", "float16", "float32"),
+    ("float64", "float64", "float32"),
+    ("float64", "float64", "float64"),
+    ("float32", "int32", "float64"),
+]
+
+
+@pytest.mark.parametrize("kinds", KEPT, ids="-".join)
+@pytest.mark.parametrize("name", [n for n in IN_ARRAYS if n.startswith(("quantize", "dequantize"))])
+def test_qparams_that_are_kept(name, kinds, monkeypatch):
+    """Of ties, and of zero points between codes, to the bits of the long way and the oracle."""
+    rng = np.random.default_rng(7)
+    scale_dtype, zero_dtype, dtype = (dtypes.canonical(kind, "kind") for kind in kinds)
+    kwargs = usual(name, (8, 16))
+    shape = kwargs["scales"].shape
+    s = kwargs["scales"] = np.exp(rng.uniform(-4, 2, shape)).astype(scale_dtype)
+    z = rng.integers(-100, 100, shape) + rng.choice([0, 0.3], shape) * (zero_dtype.kind != "i")
+    kwargs["zero_points"] = z.astype(zero_dtype)
+    if name.startswith("dequantize"):
+        kwargs["input"] = rng.integers(-128, 127, (8, 16), dtype=np.int8, endpoint=True)
+        kwargs["out_dtype" if name == "dequantize_per_channel" else "output_dtype"] = dtype
+    else:
+        steps = np.repeat(s.reshape(8, -1).astype(np.float64), 16 * 8 // s.size, axis=1)
+        kwargs["input"] = ((rng.integers(-150, 150, (8, 16)) + 0.5) * steps).astype(dtype)
+    wanted = results_the_long_way(name, kwargs)
+    assert_same(wanted[0], getattr(oracle, name)(**kwargs))
+    # Differences of fractions with codes, in two bytes, are another kernel's than those of codes.
+    if name == "dequantize_per_channel" and kinds[1:] == ("bfloat16", "bfloat16"):
+        return
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "of", lambda x: pytest.fail("the op goes the long way"))
+        assert_same(results(name, kwargs), wanted)
+    for key, wrong in (("scales", 0), ("scales", np.inf), ("zero_points", np.nan)):
+        if kwargs[key].dtype.kind == "i":
+            continue
+        kept = kwargs[key].copy()
+        kwargs[key].reshape(-1)[-1] = wrong
+        with pytest.raises(ValueError, match=f"{key} must be"):
+            results(name, kwargs)
+        kwargs[key] = kept
+
+
+@pytest.mark.parametrize("masked", ["", "_cachemask"])
+@pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
+@pytest.mark.parametrize("zeros", ["float32", "float16"])
+def test_zero_points_that_are_not_rounded(zeros, rounding, masked, monkeypatch):
+    """Those of fake quantize that are floats, beside scales of any."""
+    name = "fake_quantize_per_channel_affine" + masked
+    kwargs = usual(name, (8, 16)) | {"rounding": rounding}
+    kwargs["zero_point"] = (np.arange(8) * 0.37 - 1).astype(zeros)
+    for kind in (np.float32, np.float64):
+        kwargs["scale"] = (np.arange(1, 9) / 7).astype(kind)
+        wanted = results_the_long_way(name, kwargs)
+        found = getattr(oracle, name)(**kwargs)
+        assert_same(wanted, found if masked else (found,))
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "of", lambda x: pytest.fail("the op goes the long way"))
+            assert_same(results(name, kwargs), wanted)
+    for wrong in (np.nan, np.inf):
+        kwargs["zero_point"][-1] = wrong
+        with pytest.raises(ValueError, match="zero_point must be finite"):
+            results(name, kwargs)
+
+
 def test_arrays_where_numbers_belong():
     """The other way round: one scale and one zero point, wider than those of codes."""
     x = np.ones((8, 16), np.float32)
