@@ -48,7 +48,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     try:
         near = float(exact)  # correctly rounded
     except OverflowError:
-        return kind(math.copysign(math.inf, exact))
+        return kind(math.inf if exact > 0 else -math.inf)
     if kind is np.float32 and Fraction(near) != exact:
         # Round to odd in float64 first, so that the second rounding is the only one that counts.
         toward = math.inf if exact > Fraction(near) else -math.inf

@@ -60,6 +60,9 @@ def test_fma_rounds_once(kind):
             for w in SPECIAL:
                 x, y = kind(v), kind(w)
                 assert same(p.fma(x, y, one), oracle.fma(x, y, one)[()]), (v, w)
+        great = np.finfo(kind).max  # whose square no float64 holds
+        for x, y in ((great, great), (-great, great)):
+            assert same(p.fma(x, y, one), oracle.fma(x, y, one)[()]), (x, y)
 
 
 def test_widen():
