@@ -339,10 +339,10 @@ def determine_qparams(
     the zero point 0, or the middle of an unsigned range of up to 8 bits. The scheme with float
     qparams does without `low` and `high`: it gives
     ``(max_val - min_val) / (quant_max - quant_min)``, or 1 where that is not above `eps`, and the
-    zero point ``-min_val / scale``, truncated. Quotients are rounded to the dtype of `min_val`,
-    then to float32, but stay float64 for float64 of shape (C,). A NaN stays NaN, but with
-    float qparams the scale is 1 then, and the zero point of a NaN in `min_val` the least int64. An
-    empty range, or +inf and -inf of shape (), gives the scale 1 and the zero point 0.
+    zero point ``-min_val / scale``, truncated. Scales are rounded to the dtype of `min_val`, and,
+    but for those of float qparams and of float64 of shape (C,), then to float32. A NaN stays NaN,
+    but with float qparams the scale is 1 then, and the zero point of a NaN in `min_val` the least
+    int64. An empty range, or +inf and -inf of shape (), gives the scale 1 and the zero point 0.
 
     Parameters
     ----------
