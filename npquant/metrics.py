@@ -26,7 +26,7 @@ _KINDS = np.ndarray, np.generic
 def sqnr(reference: Array, actual: Array) -> float:
     """Signal-to-quantization-noise ratio in decibels.
 
-    ``10 * log10(sum(reference**2) / sum((reference - actual)**2))``.
+    ``10 * (log10(sum(reference**2)) - log10(sum((reference - actual)**2)))``.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@ import importlib
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numpydoc.docscrape import get_doc_object
 from numpydoc.validate import ERROR_MSGS, validate
@@ -12,6 +13,8 @@ from numpydoc.validate import ERROR_MSGS, validate
 import npquant as nq
 import npquant.autograd as ag
 import npquant.modules as npq
+from npquant.formulas import elementary
+from npquant.primitives import SQRT_HALF
 
 #: The rules of numpydoc: all but GL01, which wants the summary on the line below the quotes.
 RULES = set(ERROR_MSGS) - {"GL01"}
@@ -96,6 +99,36 @@ def section(found, title):
 def examples(found):
     """Return the examples in a module or in one of its functions, each to run by itself."""
     return [test for test in doctest.DocTestFinder().find(found, globs={}) if test.examples]
+
+
+@pytest.mark.parametrize(
+    ("of", "numbers"),
+    [
+        ("sigmoid, float32", elementary._SIGMOID_32),
+        ("sigmoid, float64", elementary._SIGMOID_64),
+        ("`2**r`, float32", elementary._EXP2_32),
+        ("`2**r`, float64", elementary._EXP2_64),
+        ("logarithm, float32", (elementary._ATANH_32, ())),
+        ("logarithm, float64", elementary._ATANH_64),
+        ("init, float32", elementary._LOGIT_32),
+    ],
+)
+def test_coefficients_are_those_of_the_code(of, numbers):
+    page = (ROOT / "docs/numerics.md").read_text()
+    rows = [line.split(" | ", 1)[1] for line in page.splitlines() if line.startswith(f"| {of} |")]
+    found = [float.fromhex(cell) for row in rows for cell in row.strip(" |").split(" | ")]
+    assert found == [float(v) for v in np.hstack([numbers[0], *numbers[1]])]
+
+
+def test_constants_are_those_of_the_code():
+    page, ln2 = (ROOT / "docs/numerics.md").read_text(), elementary._LN2
+    for start, number in (
+        ("`ln 2` is `T` of ", ln2),
+        ("`1 / ln 2` of ", elementary._TWO_PER_LN2 / 2),
+        ("`c` is ", SQRT_HALF),
+    ):
+        shown = page.split(start)[1].split()[0].rstrip(".,")
+        assert float.fromhex(shown) == number
 
 
 @each(COMPLETE)
