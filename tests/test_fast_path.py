@@ -897,9 +897,12 @@ def test_zero_points_that_are_not_rounded(zeros, rounding, masked, monkeypatch):
     """Those of fake quantize that are floats, beside scales of any."""
     name = "fake_quantize_per_channel_affine" + masked
     kwargs = usual(name, (8, 16)) | {"rounding": rounding}
-    kwargs["zero_point"] = (np.arange(8) * 0.37 - 1).astype(zeros)
+    scale = (np.arange(1, 9) / 7).astype(np.float32)
+    # Of each row one sum is half way between integers, if the product is rounded before.
+    product = kwargs["input"][:, 0] * (np.float32(1) / scale)
+    kwargs["zero_point"] = (np.float32(3.5) - product).astype(zeros)
     for kind in (np.float32, np.float64):
-        kwargs["scale"] = (np.arange(1, 9) / 7).astype(kind)
+        kwargs["scale"] = scale.astype(kind)
         wanted = results_the_long_way(name, kwargs)
         found = getattr(oracle, name)(**kwargs)
         assert_same(wanted, found if masked else (found,))

@@ -22,10 +22,12 @@ from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
 
+from npquant.cpu import ieee
 from npquant.cpu.lines import FETCHED_TO_READ
 
 #: What Ice Lake and later ones have, and Zen from the fourth on, for which LLVM does so anyway.
 _LATER = "+avx512vbmi2"
+_WRAPPER = "_ZN7cpython"  # as the function that Python calls begins, of any kernel
 _FULL_WIDTH, _FRAME = '"prefer-vector-width"="512"', '"frame-pointer"="all"'
 
 
@@ -38,6 +40,8 @@ class _Kernel(JITCodeLibrary):  # type: ignore[misc]
         full_width = self.full_width and _LATER in self._codegen._tm_features.split(",")
         wanted = [_FULL_WIDTH] * full_width + [_FRAME] * FETCHED_TO_READ
         for function in ir_module.functions:
+            if function.blocks and function.name.startswith(_WRAPPER):
+                ieee.guarded(function)
             # As of any set: `add` of these knows the names of LLVM's own attributes alone.
             set.update(function.attributes, wanted)
         super().add_ir_module(ir_module)

@@ -23,6 +23,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.ufunc import parallel as pool
 
+from npquant.cpu import ieee
+
 _BYTES = ir.IntType(8).as_pointer()
 #: Words in a line of the cache, for which threads must not compete.
 _LINE = 8
@@ -128,6 +130,7 @@ def _body(context: Any, module: Any, task_type: Any, word: Any, kinds: Any) -> A
     body = ir.Function(module, kind, module.get_unique_name("segments"))
     body.linkage = "internal"
     builder = ir.IRBuilder(body.append_basic_block())
+    before = ieee.begun(builder)
     arrays, _, _, data = body.args
     task = builder.bitcast(data, task_type)
     fields = cgutils.unpack_tuple(builder, builder.load(task))
@@ -159,5 +162,6 @@ def _body(context: Any, module: Any, task_type: Any, word: Any, kinds: Any) -> A
         builder.position_at_end(done)
     most = _field(builder, task, _MOST)
     builder.atomic_rmw("max", most, builder.load(count), "monotonic")
+    ieee.ended(builder, before)
     builder.ret_void()
     return body

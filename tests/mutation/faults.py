@@ -26,6 +26,10 @@ def tests(file, *names):
     return tuple(f"tests/test_{file}.py::test_{name}" for name in names)
 
 
+def beside_pytorch(file, *names):
+    return tuple(f"tests/peers/test_{file}.py::test_{name}" for name in names)
+
+
 def simulated(file, *names):
     """Tests of tests/cuda, which run in the simulator."""
     return tuple(f"{SIMULATED}/test_{file}.py::test_{name}" for name in names)
@@ -495,6 +499,16 @@ FAULTS = (
           'dtypes.float32: "fake_quantize_half_zero_point",',
           "zero points of float32 that are added in two roundings",
           tests("fast_path", "zero_points_that_are_not_rounded")),
+    Fault("cpu/machine_code.py",
+          "                ieee.guarded(function)\n",
+          "                pass\n",
+          "subnormal numbers that are flushed where a thread flushes them",
+          beside_pytorch("flushed", "subnormal_numbers_are_kept")),
+    Fault("cpu/threads.py",
+          "    before = ieee.begun(builder)\n",
+          "    before = None\n",
+          "subnormal numbers that are flushed by threads that were started so",
+          beside_pytorch("flushed", "threads_that_are_started_by_one_that_flushes")),
     Fault("checks/qparams.py",
           "    small = p.dtype == dtypes.int32 or (narrow <= lo and hi <= wide)\n",
           "    small = True\n",
