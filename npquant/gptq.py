@@ -24,6 +24,7 @@ ORDERS = ("natural", "activation")
 ROWS = 512
 
 
+@np.errstate(under="ignore")  # of squares and errors that are next to nothing
 def gptq(
     weight: Array,
     gram: Array,

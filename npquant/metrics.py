@@ -200,7 +200,8 @@ def _squared_difference(a: Array, b: Array) -> tuple[float, int]:
 
 def _divided(a: Array, e: int) -> Array:
     """``a / 2**e``."""
-    return np.ldexp(a.astype(np.float64), -e) if e else a
+    with np.errstate(under="ignore"):
+        return np.ldexp(a.astype(np.float64), -e) if e else a
 
 
 def _log10(v: float) -> float:

@@ -29,8 +29,8 @@ def of_numpy(value: Any) -> np.ndarray[Any, Any] | None:
 def on_device(value: Any) -> bool:
     """Whether `value` is an array on a GPU."""
     kind = type(value)
-    if kind in HOST or issubclass(kind, type):
-        return False
+    if kind in HOST or isinstance(value, np.ndarray) or issubclass(kind, type):
+        return False  # Numba's managed and mapped arrays are NumPy's, too
     if kind.__name__ in ("DeviceArray", "FakeCUDAArray"):
         return True
     found = getattr(value, "is_cuda", None)

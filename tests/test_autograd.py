@@ -926,6 +926,22 @@ def test_a_gradient_has_the_order_of_bytes_of_the_machine():
         assert_same(tape.gradient(y, x, np.ones(2, np.float32)), np.array([2, 2], np.float32))
 
 
+@pytest.mark.parametrize("given", ["<f4", ">f4", None])
+def test_a_target_in_the_other_order_of_bytes(given):
+    """The gradient that is given, or 1, comes to a step in the machine's order, too."""
+    x, seen = np.array([[3.0]], ">f4"), []
+    with ag.Tape() as tape:
+        tape.watch(x)
+        y = (2 * x).astype(">f4")
+        tape.record(y, [x], lambda grad: (seen.append(grad) or 2 * grad,))
+    grad = None if given is None else np.array([[1.0]], given)
+    assert_same(tape.gradient(y, x, grad), np.array([[2]], np.float32))
+    assert seen[0].dtype.str == np.dtype(np.float32).str
+    with ag.Tape() as tape:
+        tape.watch(x)
+    assert_same(tape.gradient(x, x), np.array([[1]], np.float32))
+
+
 def test_gradients_on_the_way_are_freed():
     x, seen = np.zeros(3), []
 

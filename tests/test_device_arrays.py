@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
+from npquant.modules import MinMaxObserver
 
 
 class OnGPU:
@@ -61,6 +62,23 @@ def test_numba_cuda_is_missing(missing, use, words):
     assert set(extras) <= project["optional-dependencies"].keys()
     page = (Path(__file__).parents[1] / "docs" / "cuda.md").read_text()
     assert f"pip install '.[{extras[0]}]'" in page, "as long as nothing is released"
+
+
+def test_managed_memory_is_numpys():
+    """Numba's arrays there are both: NumPy's, and with the signs of one on a GPU."""
+
+    class Managed(np.ndarray):
+        __cuda_ndarray__ = True
+
+    v, weight = np.linspace(0.5, 2, 4, dtype=np.float32), np.array([1.5], np.float32)
+    for x, w in ((v.view(Managed), 1.5), (v, weight.view(Managed))):
+        found = nq.adaround_regularizer_backward(x, 2.0, w)
+        assert type(found) is np.ndarray
+        assert (found == nq.adaround_regularizer_backward(v, 2.0, 1.5)).all()
+    observer = MinMaxObserver()
+    observer.min_val, observer.max_val = (np.array(v, np.float32).view(Managed) for v in (-1, 2))
+    scale, _ = observer.calculate_qparams()
+    assert (type(scale), scale[0]) == (np.ndarray, np.float32(3 / 255))
 
 
 def test_an_array_of_the_host_is_none():

@@ -293,6 +293,16 @@ def test_the_size_of_gram_makes_no_difference():
     assert gptq(weight, lost, 1.0, 0, *BITS, axis=None, damping=0)[1].tolist() == [[2, 0]]
 
 
+def test_what_is_next_to_nothing_is_no_error():
+    """Where NumPy raises what it ignores otherwise."""
+    weight = np.array([[1.6, 1e-38]], F32)
+    for far in (np.diag([2.0**600, 5e-324]), np.diag([1.0, 1e-300])):
+        with np.errstate(all="raise"):
+            got = gptq(weight, far, 1.0, 0, *BITS, axis=None)
+        assert_same(got, gptq(weight, far, 1.0, 0, *BITS, axis=None))
+        assert got[1].tolist() == [[2, 0]]
+
+
 def test_without_damping_a_singular_matrix_is_refused():
     """Not silently helped along."""
     gram = np.ones((8, 8))

@@ -127,6 +127,14 @@ def test_differences_whose_squares_are_nothing(size):
     assert sqnr(a, b) == pytest.approx(decibels, rel=2**-40)
 
 
+def test_what_is_next_to_nothing_is_no_error():
+    """Where NumPy raises what it ignores otherwise."""
+    a, b = np.array([1.7e308, -1.7e308, 1e-308]), np.array([1.6e308, -1.7e308, 0])
+    with np.errstate(all="raise"):
+        assert sqnr(a, b) == pytest.approx(10 * math.log10(2 * 17**2), rel=2**-40)
+        assert cosine(a, a) == 1
+
+
 def test_sums_of_tiles_that_leave_float64():
     """What NumPy adds of them warns no more than what a kernel adds."""
     a, zeros = np.zeros(8192), np.zeros(8192)

@@ -734,6 +734,25 @@ def test_an_estimate_of_infinities_is_refused():
             assert_same(array, before[key], key)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_channels_are_estimated_some_at_a_time(axis, monkeypatch):
+    """Histograms of all would take 32 KiB a channel."""
+    x = np.random.default_rng(2).normal(0, 1, (7, 7)).astype(F32) * np.arange(1, 8, dtype=F32)
+
+    def estimate():
+        module = LearnableFakeQuantize(
+            PerChannelMinMaxObserver, -8, 7, dtype=np.int8, channel_len=7, ch_axis=axis,
+            init="lsq+",
+        )  # fmt: skip
+        module(x)
+        return module.calculate_qparams()
+
+    whole = estimate()
+    monkeypatch.setattr("npquant.modules.learnable._ROWS", 3)
+    assert_same(estimate(), whole)
+    assert len(np.unique(whole[0])) == 7
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("axis", [None, 0])
 def test_a_step_that_fails_leaves_a_module_as_it_was(axis, error):

@@ -10,7 +10,7 @@ import numpy as np
 
 from npquant import checks
 from npquant.arithmetic import add
-from npquant.arrays import copy, full_like, kind
+from npquant.arrays import alike, copy, filled, kind
 from npquant.autograd.rules import RULES, Rule
 from npquant.dtypes import native_order
 from npquant.errors import show
@@ -380,13 +380,14 @@ class Tape:
                 f"got {show(target)} that it does not know (was each step taken by tape.apply, "
                 "with the Parameter itself?)"
             )
-        shape, _ = kind(target)
+        x = checks.array(target, "target")
+        shape, native = x.shape, native_order(x.dtype)  # as gradients are
         if grad is None:
             if math.prod(shape) != 1:
                 raise ValueError(f"grad must be given for a target of shape {shape}")
-            first = full_like(target, 1)
+            first = filled(alike(x, native), 1)
         else:
-            given = checks.same(grad, "grad", checks.array(target, "target"), data="target")
+            given = checks.same(grad, "grad", x, native, data="target")
             first = given if isinstance(given, np.ndarray) else grad
 
         ends = {id(source) for source in wanted}

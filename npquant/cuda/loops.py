@@ -104,8 +104,9 @@ class Map:
             return
         sizes = tuple([a.dtype.itemsize for a in there])
         if in_memory_order(PER_TENSOR, there) is None:
-            for size in {a.dtype.itemsize for a in there if not a.contiguous}:
-                ready_to_copy(size)
+            for a in there:
+                if not a.contiguous:
+                    ready_to_copy(a)
             there = [a for a in there if a.contiguous]  # copies of others are aligned
         aligned = not [a for a in there if a.pointer % ACCESS]
         layout = Layout(PER_TENSOR.channels, PER_TENSOR.inner)

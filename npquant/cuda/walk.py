@@ -47,9 +47,11 @@ def pieces(
         copy(p, a, on)
 
 
-def ready_to_copy(itemsize: int) -> None:
-    """Compile what copies elements of so many bytes."""
-    _copy.ready((itemsize,))
+def ready_to_copy(a: DeviceArray) -> None:
+    """Compile what copies `a` to C order, or back; or refuse it, before anything is written."""
+    a = in_words(a)
+    _axes_of_copy(a, DeviceArray(a.owner, a.library, a.pointer, a.shape, a.dtype))
+    _copy.ready((a.dtype.itemsize,))
 
 
 def in_memory_order(granularity: Granularity, arrays: list[DeviceArray]) -> Layout | None:
@@ -78,13 +80,7 @@ def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
         return
     stream = x.stream() if on is None else on
     x, y = in_words(x), in_words(y)
-    # Neighbouring threads are to write to neighbours.
-    order = sorted(range(x.ndim), key=lambda axis: -abs(y.strides[axis]))
-    seen = ([v[axis] for axis in order] for v in (x.shape, x.strides, y.strides))
-    shape, strides = joined(*map(tuple, seen))
-    if len(shape) > AXES:
-        raise ValueError(f"an array on a GPU must have at most {AXES} axes that are not side by "
-                         f"side, got shape {x.shape} with strides {x.strides}")  # fmt: skip
+    shape, strides = _axes_of_copy(x, y)
     itemsize = x.dtype.itemsize
     read, written = (
         tuple([s // itemsize for s in which] + [0] * (AXES - len(shape))) for which in strides
@@ -95,6 +91,19 @@ def copy(x: DeviceArray, y: DeviceArray, on: int | None = None) -> None:
         written,
     )  # fmt: skip
     _copy(-(-x.size // THREADS), THREADS, args, (itemsize,), stream)
+
+
+def _axes_of_copy(x: DeviceArray, y: DeviceArray) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The lengths of axes that are left when those side by side are joined, and steps of both."""
+    # Neighbouring threads are to write to neighbours.
+    order = sorted(range(x.ndim), key=lambda axis: -abs(y.strides[axis]))
+    seen = ([v[axis] for axis in order] for v in (x.shape, x.strides, y.strides))
+    shape, strides = joined(*map(tuple, seen))
+    if len(shape) > AXES:
+        gaps = y if x.contiguous else x
+        raise ValueError(f"an array on a GPU must have at most {AXES} axes that are not side by "
+                         f"side, got shape {gaps.shape} with strides {gaps.strides}")  # fmt: skip
+    return shape, strides
 
 
 def in_words(a: DeviceArray) -> DeviceArray:

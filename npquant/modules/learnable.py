@@ -25,6 +25,8 @@ from npquant.owners import is_array
 _FLOAT = dtypes.float32
 #: What `init` may be.
 INITS = ("observer", "lsq", "lsq+")
+#: Channels whose histograms are kept at a time: some 32 KiB each.
+_ROWS = 1024
 
 
 class LearnableFakeQuantize(FakeQuantizeBase):
@@ -61,7 +63,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         ``2 * mean(abs(x)) / sqrt(quant_max)`` of LSQ, with ``-quant_min`` in place of a `quant_max`
         of 0; or of the array alone those of LSQ+, which in a symmetric scheme are
         ``max(abs(mean - 3 * std), abs(mean + 3 * std))`` divided by half the number of codes, else
-        those of least squared error, by an `MSEObserver`.
+        those of least squared error, by an `MSEObserver`, which takes some milliseconds a channel.
     zero_point_rounding : {"nearest", "pytorch"}, default "nearest"
         Whether gradients are those of the zero point and the code that the forward uses, or
         PyTorch's, which per tensor rounds most zero points below -1/2 to others in its backward.
@@ -494,12 +496,22 @@ class LearnableFakeQuantize(FakeQuantizeBase):
             raise ValueError("x must be finite to estimate by 'lsq+', got an infinity")
         axis = self.ch_axis if self.is_per_channel else None
         qscheme = PER_CHANNEL[0] if self.qscheme == FLOAT_QPARAMS else self.qscheme
-        observer = MSEObserver(
-            ch_axis=axis, dtype=self.dtype, qscheme=qscheme, quant_min=self.quant_min,
-            quant_max=self.quant_max, eps=float(self.eps[0]),
-        )  # fmt: skip
-        observer(x)
-        return observer.calculate_qparams()
+
+        def of_rows(x: Array) -> tuple[Array, Array]:
+            observer = MSEObserver(
+                ch_axis=axis, dtype=self.dtype, qscheme=qscheme, quant_min=self.quant_min,
+                quant_max=self.quant_max, eps=float(self.eps[0]),
+            )  # fmt: skip
+            observer(x)
+            return observer.calculate_qparams()
+
+        if axis is None:
+            return of_rows(x)
+        rows = np.moveaxis(x, axis, 0)
+        some = (rows[i : i + _ROWS] for i in range(0, max(1, len(rows)), _ROWS))
+        parts = [of_rows(np.moveaxis(part, 0, axis)) for part in some]
+        scales, zero_points = zip(*parts, strict=True)
+        return np.concatenate(scales), np.concatenate(zero_points)
 
     # --- state and looks ----------------------------------------------------------------------
 

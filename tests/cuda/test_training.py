@@ -30,7 +30,7 @@ from npquant.modules import (
     PerChannelMinMaxObserver,
 )
 from npquant.optim import SGD, Adam
-from twins import MEMORY
+from twins import MEMORY, given
 
 RNG = np.random.default_rng(5)
 BATCHES = [RNG.normal(0, 1 + i, (3, 37)).astype(np.float32) for i in range(3)]
@@ -569,6 +569,16 @@ def test_optimizers_refuse_a_mixture():
     p = cuda.to_device(BATCHES[0])
     with pytest.raises(TypeError, match=r"gradients\[0\] and params\[0\] must be of one kind"):
         SGD([p], 0.1).step([BATCHES[0]])
+
+
+def test_a_parameter_that_cannot_be_copied_is_refused_before_a_step():
+    """Of nine axes none are side by side; the parameter before it stays as it is."""
+    whole = np.ones((4,) * 9, np.float32)[(slice(None, None, 2),) * 9]
+    p = cuda.to_device(BATCHES[0])
+    for step in (SGD([p, given(whole)], 0.1).step, Adam([p, given(whole)], 0.1).step):
+        with pytest.raises(ValueError, match="at most 8 axes that are not side by side"):
+            step([cuda.to_device(BATCHES[0]), cuda.to_device(whole.copy())])
+        assert_same(seen(p), BATCHES[0])
 
 
 def test_the_loss_of_adaround(monkeypatch):
