@@ -770,18 +770,6 @@ def test_zeros_have_signs(driven):
     assert (driven.long, len(driven.launches)) == (2, 4)
 
 
-def test_options_that_are_not_remembered_push_no_others_out(driven):
-    """Nothing is remembered of what an array among the options says, nor of a zero."""
-    x = tensor(np.zeros(8, "f4"))
-    nq.quantize_per_tensor(x, 0.5, 0, -8, 7, np.int8)
-    for k in range(2 * again.MOST):
-        nq.quantize_per_tensor(x, 0.5, 0, np.array(-8), 7, np.int8)
-        nq.quantize_per_tensor(x, 0.5, 0, np.array(-k % 9), 9, np.int8)
-    long = driven.long
-    nq.quantize_per_tensor(x, 0.5, 0, -8, 7, np.int8)
-    assert driven.long == long
-
-
 def test_a_launch_in_the_midst_of_another(monkeypatch):
     """As of a finalizer, between where the arguments are laid and where the driver copies them."""
     seen, kernel = [], object.__new__(target._Compiled)
@@ -947,22 +935,6 @@ def test_what_is_given_twice_is_not_noted(driven):
     before = driven.long
     op(x, x, s, z, 0, -8, 5)  # and then it is repeated: a kernel reads where it is told to
     assert driven.long == before
-
-
-def test_what_is_converted_is_converted_again(driven):
-    """A scale of float64 becomes a float32 each time it comes, and a strided one is copied."""
-    for strided in (False, True):
-        for _ in range(3):
-            x, z = tensor(np.zeros((6, 12), "f4")), tensor(np.zeros(6, "i4"))
-            s = tensor(np.ones((6, 2), "f4") if strided else np.ones(6))
-            if strided:
-                s.held = s.held[:, 0]
-                s.shape = (6,)
-            nq.fake_quantize_per_channel_affine(x, s, z, 0, -9, 5)
-            converted, used = driven.launches[-2:]
-            assert converted.places[0] == s.data_ptr() != converted.places[1]
-            assert used.places[:3] == [x.data_ptr(), converted.places[1], z.data_ptr()]
-    assert driven.long == 4
 
 
 @pytest.mark.parametrize("how", ["packed first", "refused", "launched", "again"])

@@ -154,6 +154,10 @@ def test_again_in_another_way():
 
 
 def test_what_is_converted_is_converted_again():
+    """And what has gaps is copied again."""
+    for i, end in enumerate((1, 2)):
+        apart = np.repeat(np.linspace(0.1, end, 9, dtype=np.float32), 2)[::2]
+        again(i == 1, scale=apart, quant_min=-4)
     for i, scale in enumerate((np.linspace(0.1, 1, 9), np.linspace(0.5, 2, 9))):
         again(i == 1, scale=scale, quant_min=-4)
     for i, zero_point in enumerate((np.arange(9) - 4, np.arange(9) - 3)):
