@@ -18,11 +18,13 @@ from npquant.checks.calls import forget
 PARTS, CASES = 8, 500
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_call_is_right_or_refused(part):
     calls(0, part)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("part", range(PARTS // 4))
 def test_every_call_is_right_or_refused_as_if_large(part, monkeypatch):
     as_if_large(monkeypatch.setattr)
@@ -31,6 +33,7 @@ def test_every_call_is_right_or_refused_as_if_large(part, monkeypatch):
     forget()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("part", range(PARTS // 2))
 def test_every_call_is_right_or_refused_of_long_arrays(part):
     calls(2, part, long=True)

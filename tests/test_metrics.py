@@ -43,6 +43,7 @@ def test_one_number(v):
     assert cosine(one, two) == 1 if v else math.isnan(cosine(one, two))
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "dtype",
     [pytest.param(d, marks=[pytest.mark.full] * (d.itemsize == 2), id=d.name) for d in FLOATS],

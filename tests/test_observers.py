@@ -79,6 +79,7 @@ def test_extremes(dtype, axis):
     assert_same(moving.max_val, np.asarray(high))
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("qscheme", PerChannelMinMaxObserver._schemes)
 @pytest.mark.parametrize(("dtype", "bounds", "middle"), RANGES)
 def test_qparams(qscheme, dtype, bounds, middle):
@@ -160,6 +161,7 @@ def test_histogram_of_edges():
     assert_same(ours.histogram, theirs.counts)
 
 
+@pytest.mark.interpreted
 def test_clipping_error():
     """Each of its roundings, not only the range that it leads to."""
     counts = oracle.histc(data(2000), 100, -9, 9)
@@ -237,6 +239,7 @@ def test_values_whose_place_overflows_have_their_own_bins():
 # --- doubling histograms ----------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_doubling_histogram(dtype, axis):
@@ -252,6 +255,7 @@ def test_doubling_histogram(dtype, axis):
     assert_same((observer.min_val, observer.max_val), (np.asarray(low), np.asarray(high)))
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("times", [1, 2, 4, 8, 100])
 def test_doubling(times):
     x = data(500)
@@ -431,6 +435,7 @@ def test_as_many_bins_as_counts(kind):
     assert_same(observer.histogram, fresh.histogram)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("count", "clips"), [(20_000, False), (100_000, True)])
 def test_entropy_of_a_value_far_out(count, clips):
     """It comes to a code that has nothing else, which costs much, but not infinitely much."""
@@ -468,6 +473,7 @@ def test_entropy_far_from_zero(qscheme, kind, count):
     assert np.ptp(np.clip(x, low, high)) > np.ptp(x) / 4
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("qscheme", EntropyObserver._schemes[:2])
 @pytest.mark.parametrize(("threshold", "count"), [(0, 100_000), (1.3, 1_000_000)])
 def test_entropy_of_zeros(threshold, count, qscheme):
@@ -495,6 +501,7 @@ FIRST_BINS = {
 }
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("side", [-1, 0, 1])
 @pytest.mark.parametrize("counts", FIRST_BINS.values(), ids=FIRST_BINS)
 def test_entropy_of_the_first_bin(counts, side):
@@ -521,6 +528,7 @@ def test_entropy_where_only_the_first_bin_holds_anything(qscheme, bounds, x):
     assert observer._range()[1][0] == x.max()
 
 
+@pytest.mark.interpreted
 def test_entropy_of_bins_as_they_are():
     """Nothing is lost by clipping nothing when each bin has a code."""
     observer = EntropyObserver(64, dtype=ml_dtypes.int4, qscheme="per_tensor_symmetric")

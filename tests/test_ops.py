@@ -98,6 +98,7 @@ def test_a_nan_is_the_bound_next_to_zero(dtype):
             assert q[0].tolist() == [expected] * 21
 
 
+@pytest.mark.interpreted
 def test_quantize_per_tensor_takes_qparams_in_arrays():
     x = cases.inputs(F32, 0.1, -128, 127)
     for z in (np.array([1.7], np.float32), np.array(-3), np.array([[0.25]])):
@@ -559,6 +560,7 @@ def test_most_scales_are_right_in_float32_and_some_are_not():
 DIVIDING = [name for name in CALLS if "rounding" in PARAMETERS[name]]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", DIVIDING)
 def test_division(name):
     """Ties and their neighbours, at which the quotient and the product round apart."""
@@ -685,6 +687,7 @@ def test_fake_quantize_per_tensor(dtype):
             agree(f"{name}_cachemask_tensor_qparams", x, np.array([scale]), *z_and_on, *bounds)
 
 
+@pytest.mark.interpreted
 def test_fake_quantize_tensor_qparams():
     x = cases.inputs(F32, 0.1, -128, 127)
     name = "fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
@@ -729,6 +732,7 @@ def test_zero_points_of_32_bits_are_compared_exactly():
             nq.fake_quantize_per_channel_affine(x, np.ones(3, F32), z + 1, 0, *bounds)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("channels", "axis"), AXES)
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_fake_quant_per_channel(dtype, channels, axis):
@@ -741,6 +745,7 @@ def test_fake_quant_per_channel(dtype, channels, axis):
             agree("fake_quant_per_channel", x, s, z, axis, *bounds, note=bounds)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_fake_quant_per_channel_of_codes_that_float32_rounds(dtype, rounding):
@@ -781,6 +786,7 @@ def test_fake_quantize_per_channel_by_division(dtype, zero_dtype):
             agree(name, x, s, z, 0, *bounds, rounding="divide", note=bounds)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", **named((*FLOATS, np.int8, np.int64)))
 @pytest.mark.parametrize(
     "op",
@@ -812,6 +818,7 @@ LEARNED_BOUNDS = (*SPANNING, WIDE[2], (-(2**24) - 9, -(2**24) - 1), (2**24 + 2, 
 LEARNED = (-3.0, -2.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.7, 1000.0, -1000.0, np.inf, -np.inf)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 @pytest.mark.parametrize("bounds", [(-128, 127), (0, 15), (-8, 7), *LEARNED_BOUNDS])
 def test_learnable_per_tensor(dtype, bounds):
@@ -1274,6 +1281,7 @@ def about_int64(dtype):
     return np.concatenate([-up[::-1], up])
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
 @pytest.mark.parametrize("dtype", **named((F32, F64)))
 @pytest.mark.parametrize("z", [0, 7, -8])
@@ -1375,6 +1383,7 @@ def test_groups_of_nothing_may_have_any_size():
         assert (q.shape, q.dtype) == ((3, 0), np.int8)
 
 
+@pytest.mark.interpreted
 def test_qparams_of_bounds_far_apart():
     """Up to the most that an int64 holds."""
     x = np.array([-1, 3], F32)
@@ -1384,6 +1393,7 @@ def test_qparams_of_bounds_far_apart():
             agree(op, x, *bounds, 0.0, np.int8, note=bounds)
 
 
+@pytest.mark.interpreted
 def test_float_qparams_of_bounds_far_apart():
     """PyTorch divides by a Python float, which is rounded twice."""
     ends = np.zeros(1, F32), np.full(1, 2.0**100, F32)
@@ -1420,6 +1430,7 @@ def test_signalling_nans_are_true_without_a_word():
             assert nq.convert_element_type(x[:n], bool).all()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", **named(FLOATS))
 def test_choose_qparams(dtype):
     for data in DATA:
@@ -1434,6 +1445,7 @@ def test_choose_qparams(dtype):
         agree("choose_qparams_per_token_asymmetric", x, np.int8, note=data)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", **named((np.int8, np.uint8, np.int32, np.int64)))
 def test_choose_qparams_per_token_takes_integers(dtype):
     info = np.iinfo(dtype)
@@ -1489,6 +1501,7 @@ def test_symmetric_codes_per_token_have_no_least_one():
         assert (nq.quantize_per_token(x, scales, zero_points, -128, 127, np.int8) == -128).any()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", **named((F32, F16, BF16)))
 def test_unsure_codes_of_what_is_no_number(dtype):
     """Their bits are no code of a byte; without the compiler Python would refuse to store them."""
@@ -1530,6 +1543,7 @@ def test_quantize_per_token_dynamic_refuses_what_is_not_finite(dtype, symmetric)
             nq.quantize_per_token_dynamic(x, np.int8)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("qscheme", nq.ops.qparams.QSCHEMES)
 def test_determine_qparams(qscheme):
     ranges = [(-1.3, 2.7), (4.0, 6.0), (-6.0, -4.0), (0.0, 0.0), (np.nan, np.nan), (-np.inf, 1.0),
@@ -1548,6 +1562,7 @@ def test_determine_qparams(qscheme):
                           note=(mn, mx, lo, hi, custom))  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("dtype", "zero_point"), [(F32, np.int32), (F64, np.int64), (BF16, F32)], ids=str
 )
@@ -1570,6 +1585,7 @@ def test_fused_at_once(dtype, zero_point, values, bounds):
             assert_same(one, other, (symmetric, observer_on))
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("per_row", [False, True])
 def test_fused_state_lies_apart(per_row):
     """From data of the other byte order too, which are copied; and from itself beside a spec."""
@@ -1591,6 +1607,7 @@ def test_fused_state_lies_apart(per_row):
             op(data, 1, 1, ends[:1], ends[:1], *rest)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_fused(per_row, symmetric):

@@ -75,6 +75,7 @@ def by_hand(rule, value, gradients):
     return value
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [F32, F64])
 @by_rule
 def test_rule(rule, dtype):
