@@ -319,3 +319,15 @@ def results_the_long_way(name, kwargs):
 def in_order(x, order):
     """`x` lying densely in memory with its axes in this order, the slowest first."""
     return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+
+
+def spec(value):
+    """The spec of an array; anything else as it is."""
+    if type(value) is not np.ndarray:
+        return value
+    return nq.ArraySpec(value.shape, value.dtype)
+
+
+def specs(kwargs, names=None):
+    """The same call with the specs of its arrays, or of those of these names."""
+    return {k: spec(v) if names is None or k in names else v for k, v in kwargs.items()}

@@ -35,6 +35,11 @@ SHARE, SEED = float(os.environ.get("SOAK_SHARE", "1")), int(os.environ.get("SOAK
 #: Larger than PARALLEL_FROM; a row is a channel, a token or a group.
 SHAPE = (8, 32768)
 
+#: A kernel takes a second to compile; test_layouts.py needs these, too. The soak tests call
+#: every op.
+FEW_OPS = ("quantize_per_channel", "choose_qparams", "fake_quant_per_channel_backward")
+LAYERS = ("omp", "workqueue", "tbb")
+
 
 def run(names, layer, seconds=0.0, ops=(), timeout=120, **env):
     """Run scenarios under a threading layer, with two threads: all is right, or this fails."""

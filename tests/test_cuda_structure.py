@@ -36,7 +36,7 @@ from npquant.dtypes import NARROW
 from npquant.formulas.base import formula
 from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
 from npquant.primitives import fma, item, like, rint, widen
-from twins import MEMORY, Noted, installed, ptx
+from twins import MEMORY, Noted, installed, off_vectors, ptx
 
 #: The last that one compiler of NVIDIA's compiles for, and one of those that another does.
 GENERATIONS = ((9, 0), (12, 0))
@@ -124,21 +124,12 @@ ROUNDED = tuple(
 )
 
 
-def unaligned(x):
-    """`x` one element beyond where a vector begins."""
-    part = np.empty(x.nbytes + 32, np.uint8)
-    first = -part.ctypes.data % 16 + x.itemsize
-    part = part[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
-    part[...] = x
-    return part
-
-
 #: Ops in other dtypes, and where vectors do not fit.
 ALSO = tuple(
     (op, dtype, lay)
     for op in ("quantize_per_channel", "fake_quantize_per_tensor_affine_cachemask")
     for dtype, lay in (
-        (np.float16, np.copy), (ml_dtypes.bfloat16, np.copy), (np.float32, unaligned),
+        (np.float16, np.copy), (ml_dtypes.bfloat16, np.copy), (np.float32, off_vectors),
     )
 )  # fmt: skip
 

@@ -24,13 +24,13 @@ from calls import (
     results_the_long_way,
 )
 from cases import assert_same
+from layouts import unaligned
 from npquant import backend, dtypes
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, strided, sums, target
 from npquant.cpu.metrics import total
 from npquant.cpu.target import PARALLEL_FROM, Kernel
 from npquant.ops import fast_choice, fast_path
-from test_layouts import unaligned
 
 #: Ops without qparams, which ask for a backend in every call.
 OTHERS = {

@@ -2,17 +2,16 @@
 
 import pytest
 
-from scenarios import run
-from test_threads import FEW, LAYERS
+from scenarios import FEW_OPS, LAYERS, run
 
 
 def test_forks_after_a_parallel_kernel():
     """OpenMP kills a forked child that opens a parallel region."""
-    run("fork,pools,threads_and_forks", "omp", 0.5, FEW)
+    run("fork,pools,threads_and_forks", "omp", 0.5, FEW_OPS)
 
 
 def test_forks_under_workqueue():
-    run("fork", "workqueue", 0, FEW)
+    run("fork", "workqueue", 0, FEW_OPS)
 
 
 @pytest.mark.soak
@@ -25,4 +24,4 @@ def test_forks_and_every_op(layer):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_forks_while_threads_compile(layer, tmp_path):
     """A child would wait forever for the compiler's lock."""
-    run("threads_and_forks", layer, 10, FEW, NUMBA_CACHE_DIR=str(tmp_path))
+    run("threads_and_forks", layer, 10, FEW_OPS, NUMBA_CACHE_DIR=str(tmp_path))

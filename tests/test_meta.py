@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import npquant as nq
-from calls import CALLS, DATA, PARAMETERS, WITH_OUT, arguments, axes, axis_name
+from calls import CALLS, DATA, PARAMETERS, WITH_OUT, arguments, axes, axis_name, spec, specs
 from cases import BOUNDS, FLOATS
 from npquant.adaround import AdaroundLoss
 from npquant.autograd import flatten
@@ -22,20 +22,9 @@ from npquant.modules import (
     PercentileObserver,
 )
 from npquant.optim import SGD, Adam
-from test_errors import ARGUMENTS, valid, wrongs
+from wrongs import ARGUMENTS, valid, wrongs
 
 SHAPES = ((), (1,), (8,), (0,), (0, 3), (3, 0), (2, 0, 4), (1, 1, 1), (6, 8), (2, 3, 4))
-
-
-def spec(value):
-    """The spec of an array; anything else as it is."""
-    if type(value) is not np.ndarray:
-        return value
-    return nq.ArraySpec(value.shape, value.dtype)
-
-
-def specs(kwargs, names=None):
-    return {k: spec(v) if names is None or k in names else v for k, v in kwargs.items()}
 
 
 def outcome(name, kwargs):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memory
 import npquant as nq
 import npquant.autograd as ag
 import npquant.modules as npq
 import oracle_observers as oracle
-import test_memory as memory
 from cases import FLOATS, assert_same, same_state
 from npquant import cpu
 from npquant.cpu import walk
@@ -735,22 +735,18 @@ def test_counts_of_data_that_are_not_flat(layout, axis, parts, monkeypatch):
         assert_same(counts[0, :8].sum(), np.sum(inside < 0.5))
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", ["contiguous", "permuted", "strided"])
 @by_class
 def test_no_temporary_of_the_size_of_the_input(kind, layout):
-    """Beside tests/test_memory.py's bound: the counts of both arrays, and a copy of each."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    try:
-        observer = kind()
-        x = memory.LAYOUTS[layout](data(memory.SHAPE))
-        observer(observer(x))  # compiles, what a second array needs too
-        allowed = memory.BOUND + 4 * sum(v.nbytes for v in observer.state_dict().values())
-        assert allowed < x.nbytes / 2
-        for v in (x, x * 3):
-            assert memory.peak(lambda v=v: observer(v)[:0]) <= allowed
-    finally:
-        numba.set_num_threads(before)
+    """Beside the bound of ops: the counts of both arrays, and a copy of each."""
+    observer = kind()
+    x = memory.LAYOUTS[layout](data(memory.SHAPE))
+    observer(observer(x))  # compiles, what a second array needs too
+    allowed = memory.BOUND + 4 * sum(v.nbytes for v in observer.state_dict().values())
+    assert allowed < x.nbytes / 2
+    for v in (x, x * 3):
+        assert memory.peak(lambda v=v: observer(v)[:0]) <= allowed
 
 
 # --- merging and state ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import npquant as nq
 import oracle
 from calls import DATA, PARAMETERS, WITH_OUT, arguments, axes, every_call, fits, in_order, results
 from cases import BOUNDS, FLOAT8, assert_same
+from layouts import DENSE, every_second, relaid, unaligned
 from npquant import backend
 from npquant.checks.calls import forget
 from npquant.cpu import loops, maps, segments, walk
@@ -21,25 +22,13 @@ from npquant.ops import fast_path
 
 SHAPES = ((4, 8), (2, 3, 4, 8))
 
-
-def strided(y):
-    return np.empty([2 * n + 1 for n in y.shape], y.dtype)[(slice(1, None, 2),) * y.ndim]
-
-
-def channels_last(y):
-    return np.moveaxis(np.moveaxis(y, 1, -1).copy(), -1, 1)
-
-
-def unaligned(y):
-    return np.empty(y.nbytes + 1, np.uint8)[1:].view(y.dtype).reshape(y.shape)
-
-
+#: Functions of an array: one like it, whatever it is full of, that lies so.
 PLACES = {
     "C": np.empty_like,
     "Fortran": lambda y: np.asfortranarray(np.empty_like(y)),
-    "channels last": channels_last,
+    "channels last": DENSE["channels last"],
     "reversed": lambda y: np.empty_like(y)[::-1, ::-1],
-    "strided": strided,
+    "strided": every_second,
     "unaligned": unaligned,
 }
 
@@ -77,7 +66,7 @@ def refused_or_right(name, kwargs, key, value, out):
 def test_out_is_the_result(name, place):
     for shape, axis in every_call(name, SHAPES):
         (expected,) = results(name, arguments(name, shape, axis))
-        out = PLACES[place](expected)
+        out = PLACES[place](np.full_like(expected, 1))
         assert results(name, arguments(name, shape, axis) | {"out": out})[0] is out
         assert_same(out, expected, (shape, axis))
 
@@ -88,8 +77,8 @@ def test_data_and_out_that_lie_alike(name):
     for shape, axis in every_call(name, SHAPES):
         (expected,) = results(name, arguments(name, shape, axis))
         kwargs = arguments(name, shape, axis)
-        kwargs |= {key: channels_last(kwargs[key]) for key in DATA if key in kwargs}
-        out = channels_last(np.empty_like(expected))
+        kwargs = relaid(kwargs, DENSE["channels last"], DATA)
+        out = DENSE["channels last"](np.empty_like(expected))
         assert_same(results(name, kwargs | {"out": out})[0], expected, (shape, axis))
 
 
@@ -476,8 +465,8 @@ def test_past_the_caches_the_long_way(name, kernels, monkeypatch):
         kwargs = not_narrower(name, shape, axis)
         (expected,) = results(name, kwargs)
         data = next(key for key in DATA if key in kwargs)
-        every_second = np.repeat(kwargs[data], 2, axis=-1)[..., ::2]
-        for x, order in ((every_second, in_c_order), (in_order(kwargs[data], turned), turned)):
+        repeated = np.repeat(kwargs[data], 2, axis=-1)[..., ::2]
+        for x, order in ((repeated, in_c_order), (in_order(kwargs[data], turned), turned)):
             room = in_order(np.zeros(shape, expected.dtype), order)
             kernels.clear()
             assert results(name, kwargs | {data: x, "out": room})[0] is room
@@ -632,11 +621,10 @@ def test_no_room_is_written_past_the_caches(kernels, monkeypatch):
             assert not room[rest].any()
             assert kernels
             assert not any(kernel.endswith("_past") for kernel in kernels)
-        unaligned = np.zeros(expected.nbytes + 1, np.uint8)[1:].view(np.float32)
-        unaligned = unaligned.reshape(expected.shape)
+        out = unaligned(np.zeros_like(expected))
         kernels.clear()
-        nq.dequantize_per_tensor(x, **kwargs, out=unaligned)
-        assert_same(unaligned, expected)
+        nq.dequantize_per_tensor(x, **kwargs, out=out)
+        assert_same(out, expected)
         assert len(kernels) > 1
         assert not any(kernel.endswith("_past") for kernel in kernels)
 

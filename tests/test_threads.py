@@ -17,17 +17,12 @@ import npquant
 from calls import CALLS, arguments, results
 from npquant import cpu
 from npquant.cpu import target
-from scenarios import run
-
-#: A kernel takes a second to compile; test_layouts.py needs these, too. The soak tests call
-#: every op.
-FEW = ("quantize_per_channel", "choose_qparams", "fake_quant_per_channel_backward")
-LAYERS = ("omp", "workqueue", "tbb")
+from scenarios import FEW_OPS, LAYERS, run
 
 
 @pytest.mark.parametrize("layer", LAYERS[:2])
 def test_threads(layer):
-    run("threads,nested,interrupts", layer, 0.5, FEW)
+    run("threads,nested,interrupts", layer, 0.5, FEW_OPS)
 
 
 @pytest.mark.soak
@@ -47,7 +42,7 @@ def test_every_op_in_workers(layer):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_threads_and_interrupts_before_anything_is_compiled(layer, tmp_path):
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    run("compiling_threads,interrupted_compilers,interrupts", layer, 10, FEW, **cache)
+    run("compiling_threads,interrupted_compilers,interrupts", layer, 10, FEW_OPS, **cache)
 
 
 # --- in this process --------------------------------------------------------------------------

@@ -114,6 +114,15 @@ class Memory:
 MEMORY = Memory(real=not SIMULATED and target.cuda.is_available())
 
 
+def off_vectors(x):
+    """`x` one element beyond where a vector begins."""
+    part = np.empty(x.nbytes + 32, np.uint8)
+    first = -part.ctypes.data % 16 + x.itemsize
+    part = part[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
+    part[...] = x
+    return part
+
+
 # --- both -----------------------------------------------------------------------------------------
 
 

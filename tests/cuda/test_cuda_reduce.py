@@ -15,7 +15,7 @@ from npquant.cuda import sums as on_gpu
 from npquant.cuda.target import Kernel
 from npquant.formulas import metrics as terms
 from npquant.layout import GROUP, TILE
-from twins import MEMORY, both
+from twins import MEMORY, both, off_vectors
 
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
@@ -69,12 +69,6 @@ def strided(x):
     room = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
     room[..., ::2] = x
     return room[..., ::2]
-
-
-def unaligned(x):
-    room = np.empty(x.size + 1, x.dtype)
-    room[1:] = x.reshape(-1)
-    return room[1:].reshape(x.shape)
 
 
 @pytest.fixture
@@ -167,7 +161,7 @@ def test_gradients_of_dtypes_by_teams(dtype, launched):
 def test_rows_that_are_no_teams(launched):
     """Of a length that lanes do not divide, or that begin where no vector does, and longer ones."""
     gradients("learnable_gradients_per_channel", (5, 40), layout.per_token)
-    gradients("learnable_gradients_per_channel", (5, 32), layout.per_token, lay=unaligned)
+    gradients("learnable_gradients_per_channel", (5, 32), layout.per_token, lay=off_vectors)
     gradients("learnable_gradients_per_channel", (2, 256), layout.per_token)
     gradients("learnable_gradients_per_channel", (reduce.MANY, 516), layout.per_token)
     assert [name.endswith("_lanes") for name in launched] == [True] * 4
@@ -180,7 +174,7 @@ def test_gradients_of_a_tensor_as_it_lies(lay):
     gradients("learnable_gradients_per_tensor", (17, 300), per_tensor, lay=lay)
 
 
-@pytest.mark.parametrize("lay", [transposed, strided, unaligned])
+@pytest.mark.parametrize("lay", [transposed, strided, off_vectors])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gradients_as_they_lie(lay, axis):
     gradients("learnable_gradients_per_channel_nearest", (6, 40), of_axis(axis), lay=lay)
@@ -212,7 +206,7 @@ def test_tiles_are_added_in_order(tiles):
 def test_totals(n, dtype):
     pair = data(n, dtype), data(n, dtype, 1)
     both(on_cpu.total_squared_difference, on_gpu.Total(terms.squared_difference), pair)
-    both(on_cpu.total_magnitude, on_gpu.Total(terms.magnitude), (unaligned(data(n, dtype)),))
+    both(on_cpu.total_magnitude, on_gpu.Total(terms.magnitude), (off_vectors(data(n, dtype)),))
 
 
 def test_totals_of_arrays_that_lie_differently():
@@ -281,7 +275,7 @@ def test_extremes_by_teams(dtype, length, launched):
     assert [name.endswith("_teams") for name in launched] == [True] * len(names)
 
 
-@pytest.mark.parametrize("lay", [transposed, strided, unaligned])
+@pytest.mark.parametrize("lay", [transposed, strided, off_vectors])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_extremes_as_they_lie(lay, axis):
     extremes("minmax", lay(data((6, 40))), of_axis(axis))

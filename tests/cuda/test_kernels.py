@@ -7,7 +7,7 @@ import pytest
 import every_kernel
 from calls import CALLS
 from every_kernel import EVERYTHING, NUMPYS, OPTIMIZERS
-from test_layouts import LAYOUTS
+from layouts import LAYOUTS
 from twins import Both, installed
 
 SOME = ("Fortran", "reversed", "every second", "unaligned")

@@ -9,12 +9,12 @@ import npquant as nq
 from calls import CALLS, DATA, ONE_AXIS, STATE, WITH_OUT, arguments, axes, every_call, fits, results
 from cases import assert_same
 from every_kernel import TRUTHS
+from layouts import DENSE, LAYOUTS, relaid
 from npquant import arrays, cuda
 from npquant.checks.calls import forget
 from npquant.cuda import loops, target
 from npquant.cuda.arrays import device
 from npquant.cuda.target import SIMULATED
-from test_layouts import DENSE, LAYOUTS, relaid
 from twins import at_once, given
 
 
