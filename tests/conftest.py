@@ -41,6 +41,31 @@ def one_thread():
     numba.set_num_threads(before)
 
 
+@pytest.fixture
+def in_segments(monkeypatch):
+    """What threads do, without compiling it: from `in_segments(length)` on, segments in any order.
+
+    It returns a list, to which the name and the begin of each segment are added.
+    """
+    import numpy as np
+
+    from npquant.cpu.target import Kernel
+
+    whole, rng, begins = Kernel.__call__, np.random.default_rng(0), []
+
+    def cut(length):
+        def call(self, n, size, args, key, grain=None):
+            whole(self, 0, 0, args, key)  # compiles
+            for begin in rng.permutation(range(0, n, length)).tolist():
+                self.serial[key](begin, min(n, begin + length), *args)
+                begins.append((self.name, begin))
+
+        monkeypatch.setattr(Kernel, "__call__", call)
+        return begins
+
+    return cut
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave alone the tests of what is missing here; the report's header says what."""
     name, folder = collection_path.name, collection_path.parent.name

@@ -732,22 +732,14 @@ OF_ONE_ITEM = (
 
 @pytest.mark.parametrize("grain", [1, 3, 64])
 @pytest.mark.parametrize("name", CALLS)
-def test_segments_in_any_order(name, grain, monkeypatch):
-    """What threads do, without compiling it: segments of any length, in any order."""
-    whole, rng, begins = target.Kernel.__call__, np.random.default_rng(0), []
-
-    def in_segments(self, n, size, args, key, grain_=None):
-        whole(self, 0, 0, args, key)  # compiles
-        for begin in rng.permutation(range(0, n, grain)).tolist():
-            self.serial[key](begin, min(n, begin + grain), *args)
-            begins.append((self.name, begin))
-
+def test_segments_in_any_order(name, grain, monkeypatch, in_segments):
+    """No bit depends on where they are cut, and on which is done first."""
     calls = every_call(name, (*SHAPES, (5, 32)))
     uncut = [expected(name, *call) for call in calls]
     # No array is small, or it would go past the kernel's call.
     for module, limit in ((loops, "FEW"), (maps, "PIECE"), (qparams, "GRAIN")):
         monkeypatch.setattr(module, limit, 0)
-    monkeypatch.setattr(target.Kernel, "__call__", in_segments)
+    begins = in_segments(grain)
     with everywhere(PARALLEL_FROM=1):
         for call, wanted in zip(calls, uncut, strict=True):
             # The other way would go past the kernel's call.

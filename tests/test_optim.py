@@ -115,17 +115,9 @@ def test_layouts(rule, layout):
 
 
 @by_rule
-def test_segments_in_any_order(rule, monkeypatch):
-    """What threads do: segments of any length in any order, each element once."""
-    whole, rng, begins = target.Kernel.__call__, np.random.default_rng(0), []
-
-    def in_segments(self, n, size, args, key):
-        whole(self, 0, 0, args, key)  # compiles
-        for begin in rng.permutation(range(0, n, 7)).tolist():
-            self.serial[key](begin, min(n, begin + 7), *args)
-            begins.append(begin)
-
-    monkeypatch.setattr(target.Kernel, "__call__", in_segments)
+def test_segments_in_any_order(rule, in_segments):
+    """Each element once."""
+    begins = in_segments(7)
     value, gradients = data((5, 67))
     expected = by_hand(rule, value, gradients)
     optimizer = MAKE[rule]([value])
