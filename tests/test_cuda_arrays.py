@@ -39,7 +39,7 @@ from npquant.cuda.watch import watch
 from npquant.layout import Layout, per_channel
 from npquant.modules import FakeQuantize, MinMaxObserver
 from npquant.optim import SGD
-from twins import at_once
+from twins import Shown, at_once
 
 #: What the libraries say that they work on.
 STREAM = 0x5EED
@@ -258,22 +258,16 @@ def test_an_array_of_the_host_beside_one_of_cupy(cupy):
     assert beside(CuPyArray((3,), np.float32), np.ones(2)) == ("on the GPU", [1, 1])
 
 
-class Shown:
-    """An array of a library that has only the protocol."""
-
-    def __init__(self, held, **more):
-        self.__cuda_array_interface__ = {
-            "shape": held.shape, "strides": held.strides, "typestr": held.dtype.str, "version": 3,
-            "data": (held.ctypes.data, False), **more,
-        }  # fmt: skip
-
-
 def test_the_interface(streams):
     held = np.zeros((4, 6), np.float32)[::-1, ::2]
     a = arrays.device(Shown(held, stream=STREAM))
     assert (a.shape, a.strides, a.dtype) == (held.shape, held.strides, held.dtype)
     assert (a.pointer, a.stream()) == (held.ctypes.data, STREAM)
     assert arrays.device(Shown(held)).stream() == 0
+    alone = Shown(held)
+    del alone.dtype, alone.__cuda_array_interface__["stream"]
+    a = arrays.device(alone)
+    assert (a.dtype, a.stream()) == (held.dtype, 0)
 
 
 @pytest.mark.parametrize("dtype", ["S5", "V12", [("a", "f4"), ("b", "f8")]], ids=str)
@@ -282,9 +276,7 @@ def test_elements_whose_size_is_no_power_of_two(dtype):
     dtype = np.dtype(dtype)
     for offset in range(dtype.itemsize):
         held = np.ndarray((2, 3), dtype, np.zeros(100, np.uint8), offset)
-        shown = Shown(held)
-        shown.dtype = dtype
-        a = arrays.device(shown)
+        a = arrays.device(Shown(held))
         assert (a.pointer, a.dtype, a.contiguous) == (held.ctypes.data, dtype, True)
 
 

@@ -13,28 +13,17 @@ from numba.cuda.cudadrv.driver import Stream
 
 import npquant as nq
 import npquant.modules as npq
-from calls import CALLS, DATA, WITH_OUT, arguments, axes, fits, results
+from calls import CALLS, DATA, WITH_OUT, arguments, axes, results
+from every_kernel import shape_of
 from npquant.adaround import AdaroundLoss
 from npquant.arrays import beside
 from npquant.checks.calls import forget
 from npquant.cuda import arrays, target, to_device, to_host
 from npquant.optim import Adam
-from twins import at_once
+from twins import Shown, at_once, elsewhere
 
 #: The handles of two streams.
 STREAM, OTHER = 0x5EED, 0xFEED
-
-
-class Shown:
-    """An array on a GPU, ready, of a library that works on a stream."""
-
-    def __init__(self, held, stream=None):
-        self.held = held
-        self.__cuda_array_interface__ = {
-            "shape": held.shape, "strides": held.strides, "typestr": held.dtype.str, "version": 3,
-            "data": (held.ctypes.data, False), "stream": stream,
-        }  # fmt: skip
-        self.dtype = held.dtype
 
 
 def memalloc(size):
@@ -69,12 +58,7 @@ def streams(monkeypatch):
 
 def on_stream(kwargs, which):
     """The arrays of a call: those that are named by `which` on the stream, the others on none."""
-    return {
-        key: Shown(v, STREAM if key in which else None)
-        if isinstance(v, np.ndarray) and not key.endswith(("_on", "_enabled"))
-        else v
-        for key, v in kwargs.items()
-    }
+    return elsewhere(kwargs, lambda key, v: Shown(v, STREAM if key in which else None))
 
 
 def every_second(x):
@@ -86,8 +70,7 @@ LAYOUTS = (np.copy, every_second, np.asfortranarray)
 
 
 def shape_and_axis(name):
-    shape = next(shape for shape in ((9, 28), (37,)) if fits(name, shape))
-    return shape, axes(name, shape)[-1]
+    return shape_of(name), axes(name, shape_of(name))[-1]
 
 
 @pytest.mark.parametrize("name", CALLS)

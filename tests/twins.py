@@ -291,6 +291,27 @@ def given(x):
     return FakeCUDAArray(np.ndarray(a.shape, a.dtype, raw, a.pointer - base, a.strides))
 
 
+class Shown:
+    """An array of a library that has only the protocol, on a stream; its memory is the host's."""
+
+    def __init__(self, held, stream=None, **more):
+        self.held, self.dtype = held, held.dtype
+        self.__cuda_array_interface__ = {
+            "shape": held.shape, "strides": held.strides, "typestr": held.dtype.str, "version": 3,
+            "data": (held.ctypes.data, False), "stream": stream, **more,
+        }  # fmt: skip
+
+
+def elsewhere(kwargs, put):
+    """A call whose arrays are `put(key, array)`; switches are the host's."""
+    return {
+        key: put(key, v)
+        if isinstance(v, np.ndarray) and not key.endswith(("_on", "_enabled"))
+        else v
+        for key, v in kwargs.items()
+    }
+
+
 def at_once(monkeypatch):
     """The second of equal calls is what the first has come to, and not the fourth."""
     monkeypatch.setattr(again, "FIRST", 0)

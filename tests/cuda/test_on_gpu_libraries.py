@@ -12,7 +12,7 @@ from calls import CALLS, DATA, arguments, axes, fits, results
 from cases import assert_same
 from npquant.cuda import target, to_device, to_host
 from npquant.modules import FakeQuantize, PerChannelMinMaxObserver
-from twins import at_once
+from twins import at_once, elsewhere
 
 
 class PyTorch:
@@ -93,11 +93,7 @@ def torch():
 
 
 def on(library, kwargs):
-    return {
-        key: library.put(v) if isinstance(v, np.ndarray) and not key.endswith(("_on", "_enabled"))
-        else v
-        for key, v in kwargs.items()
-    }  # fmt: skip
+    return elsewhere(kwargs, lambda _, v: library.put(v))
 
 
 def same(library, got, expected, note=""):

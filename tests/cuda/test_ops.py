@@ -15,7 +15,7 @@ from npquant.checks.calls import forget
 from npquant.cuda import loops, target
 from npquant.cuda.arrays import device
 from npquant.cuda.target import SIMULATED
-from twins import at_once, given
+from twins import at_once, elsewhere, given
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,7 @@ LENGTHS = (5, 257) if SIMULATED else (1, 2, 3, 4, 5, 15, 16, 17, 33, 257)
 
 def on_device(kwargs):
     """The arrays of a call on the device; switches are the host's."""
-    return {
-        key: given(v) if isinstance(v, np.ndarray) and not key.endswith(("_on", "_enabled")) else v
-        for key, v in kwargs.items()
-    }
+    return elsewhere(kwargs, lambda _, v: given(v))
 
 
 def to_host(value):
