@@ -1,5 +1,7 @@
 """Sessions for development: `nox -l` lists them, `nox -s tests-3.12` runs one."""
 
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["lint", "tests"]
@@ -36,8 +38,8 @@ def cuda(session: nox.Session) -> None:
     session.install("-e", ".[test,test-cuda]")
     linker = "from cuda.bindings import nvjitlink; nvjitlink.version()"
     session.run("python", "-c", f"import numba_cuda; {linker}")
-    tests = ["cuda", "cuda_arrays", "cuda_bodies", "cuda_streams", "cuda_structure"]
-    _pytest(session, "-m", "", *(f"tests/test_{t}.py" for t in tests), "tests/cuda")
+    tests = sorted(map(str, Path("tests").glob("test_cuda*.py")))
+    _pytest(session, "-m", "", *tests, "tests/cuda")
     _pytest(session, "-m", "", "--dist", "load", "tests/cuda", NUMBA_ENABLE_CUDASIM="1")
 
 

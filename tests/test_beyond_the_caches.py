@@ -43,10 +43,9 @@ def in_parts(op, x, *args):
 COLUMNS = 999_000
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, "float8_e4m3fn", "int4"])
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
 def test_quantize_per_tensor(dtype):
-    target = np.dtype(getattr(ml_dtypes, dtype) if isinstance(dtype, str) else dtype)
-    in_parts(nq.quantize_per_tensor, data(COLUMNS), 0.05, 3, -8, 7, target)
+    in_parts(nq.quantize_per_tensor, data(COLUMNS), 0.05, 3, -8, 7, np.dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -91,10 +90,11 @@ def test_quantize_per_group(group):
     in_parts(nq.quantize_per_channel_group, x, *qparams((ROWS, 999_936 // group)), *INT8, group)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.float16, "float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16]
+)
 def test_convert(dtype):
-    target = np.dtype(getattr(ml_dtypes, dtype) if isinstance(dtype, str) else dtype)
-    in_parts(nq.convert_element_type, data(COLUMNS), target)
+    in_parts(nq.convert_element_type, data(COLUMNS), np.dtype(dtype))
 
 
 def test_dequantize_of_codes_that_are_wider():

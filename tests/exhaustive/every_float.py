@@ -109,7 +109,7 @@ class Case:
 
 
 def quantize(target: str, scale: float, zero_point: int) -> Case:
-    dtype = np.dtype(getattr(ml_dtypes, target, target))
+    dtype = np.dtype(target)
     args = scale, zero_point, *BOUNDS[target]
     op = torch.ops.quantized_decomposed.quantize_per_tensor
 
@@ -127,7 +127,7 @@ def quantize(target: str, scale: float, zero_point: int) -> Case:
 
 def quantize_per_token(target: str, scale: float, zero_point: int) -> Case:
     """With a float64 scale, as `choose_qparams_per_token` gives."""
-    dtype = np.dtype(getattr(ml_dtypes, target, target))
+    dtype = np.dtype(target)
     qparams = np.full((1, 1), scale), np.full((1, 1), zero_point, np.int64)
     bounds = BOUNDS[target]
     op = torch.ops.quantized_decomposed.quantize_per_token
