@@ -530,6 +530,16 @@ def test_what_an_observer_of_the_user_chooses_can_be_kept():
     assert_same(module.scale, np.ones(1, F32))
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("init", "lsq*"), ("zero_point_rounding", "up"), ("group_size", 1), ("per_token", "no")],
+)
+def test_options_of_what_is_learned_are_looked_at_when_they_are_assigned(name, wrong):
+    module = LearnableFakeQuantize(MinMaxObserver)
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        setattr(module, name, wrong)
+
+
 def test_a_module_without_state_is_copied():
     class Same(npq.Module):
         def forward(self, call, x):

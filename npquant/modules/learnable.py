@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import SWITCH, FakeQuantizeBase, in_rows
-from npquant.modules.module import Array, Kinds, check_eps
+from npquant.modules.module import Array, Kinds, Options, check_eps
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 from npquant.owners import is_array
@@ -165,6 +166,12 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         "eps": (_FLOAT,),
         **dict.fromkeys(_parameters, tuple(sorted(dtypes.FLOATS, key=str))),
     }
+    _options: ClassVar[Options] = {
+        **dict.fromkeys(("use_grad_scaling", "per_token"), checks.switch),
+        "group_size": lambda value, _: checks.group_size_alone(value),
+        "init": partial(checks.option, allowed=INITS),
+        "zero_point_rounding": partial(checks.option, allowed=ZERO_POINT_ROUNDINGS),
+    }
 
     static_enabled: Array
     learning_enabled: Array
@@ -187,13 +194,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     ) -> None:
         bounds = {"quant_min": quant_min, "quant_max": quant_max}
         super().__init__(observer, observer_kwargs | bounds)
-        self.use_grad_scaling = checks.switch(use_grad_scaling, "use_grad_scaling")
-        self.per_token = checks.switch(per_token, "per_token")
-        self.group_size = checks.group_size_alone(group_size)
-        self.init = checks.option(init, "init", INITS)
-        self.zero_point_rounding = checks.option(
-            zero_point_rounding, "zero_point_rounding", ZERO_POINT_ROUNDINGS
-        )
+        self.use_grad_scaling, self.per_token = use_grad_scaling, per_token
+        self.group_size, self.init = group_size, init
+        self.zero_point_rounding = zero_point_rounding
         if self.per_token or self.group_size is not None:
             self._check_rows()
         self.channel_len = checks.within(channel_len, "channel_len", -1, 2**31 - 1)

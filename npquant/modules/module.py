@@ -28,6 +28,8 @@ def value_of(x: Any) -> Any:
 
 #: Dtypes by name.
 Kinds = Mapping[str, tuple[np.dtype[Any], ...]]
+#: Checks by name.
+Options = Mapping[str, Callable[[Any, str], Any]]
 
 
 class Module:
@@ -50,6 +52,8 @@ class Module:
     _travelling: ClassVar[tuple[str, ...]] = ()
     #: The dtypes that a saved instance may have of these; of others any but objects.
     _kinds: ClassVar[Kinds] = {}
+    #: Options, and what makes them of what is assigned, or refuses it: ``check(value, name)``.
+    _options: ClassVar[Options] = {}
 
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
         """Compute the output for `x`, each step by way of `call`."""
@@ -78,7 +82,9 @@ class Module:
     # --- state --------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check what becomes part of the state. What modules compute goes past, by `__dict__`."""
+        """Check options, and what becomes state. What modules compute goes past, by `__dict__`."""
+        if name in self._options:
+            value = self._options[name](value, name)
         super().__setattr__(name, self._checked(name, value) if hasattr(self, name) else value)
 
     def _checked(self, name: str, value: Any) -> Any:

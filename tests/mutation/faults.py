@@ -36,6 +36,7 @@ def simulated(file, *names):
 
 
 QUANTIZE = tests("ops", "quantize_per_tensor[float32-int8]", "quantize_per_tensor[float32-uint4]")
+OPTIONS = tests("observers", "options_are_looked_at_when_they_are_assigned")
 QUANTIZE_CHANNEL = tests("ops", "quantize_per_channel[float32-int8]")
 DEQUANTIZE = tests("ops", "dequantize_per_tensor")
 FLOAT8_BACK = tests("ops", "float8_codes_beside_zero_points_of_two_bytes_are_float32")
@@ -424,6 +425,14 @@ FAULTS = (
           " or (other == types.uint8 and v == types.float64)",
           "",
           "float64 beyond int32 that does not wrap", tests("ops", "convert_element_type[uint8]")),
+    Fault("modules/module.py",
+          "            value = self._options[name](value, name)\n",
+          "            pass\n",
+          "options that are assigned, and nobody looks at", OPTIONS),
+    Fault("modules/observers/base.py",
+          "remade(self, {**self.__dict__, name: value})._check_options()",
+          "pass",
+          "options that are assigned and do not go with the others", OPTIONS),
     Fault("modules/observers/base.py",
           "        self._check_together()\n        if self._unset:\n",
           "        if self._unset:\n",

@@ -26,9 +26,10 @@ from npquant.arrays import (
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Kinds, Module, check_eps, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, Options, check_eps, key_of, value_of
 from npquant.ops.qparams import middle
 from npquant.owners import on_device
+from npquant.state import remade
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -70,6 +71,12 @@ class Observer(Module):
     _buffers: ClassVar[tuple[str, ...]] = ("eps", "min_val", "max_val")
     _travelling: ClassVar[tuple[str, ...]] = ("min_val", "max_val")
     _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
+    _options: ClassVar[Options] = {
+        "dtype": lambda value, _: dtypes.target(value),
+        "ch_axis": lambda value, name: None if value is None else checks.shaping(value, name),
+        **dict.fromkeys(("quant_min", "quant_max"), checks.shaping),
+        **dict.fromkeys(("reduce_range", "is_dynamic"), checks.switch),
+    }
 
     #: Why observers of a class cannot be merged, if they cannot.
     _unmergeable: ClassVar[str] = ""
@@ -85,12 +92,12 @@ class Observer(Module):
         self, dtype: Any, qscheme: str, reduce_range: bool, quant_min: Any, quant_max: Any,
         eps: float, is_dynamic: bool,
     ) -> None:  # fmt: skip
-        self.dtype = dtypes.target(dtype)
+        self.dtype = dtype
         self.qscheme = checks.option(qscheme, "qscheme", self._schemes)
-        self.reduce_range = checks.switch(reduce_range, "reduce_range")
+        self.reduce_range = reduce_range
         self.has_customized_qrange = quant_min is not None or quant_max is not None
         self.quant_min, self.quant_max = self._bounds(quant_min, quant_max)
-        self.is_dynamic = checks.switch(is_dynamic, "is_dynamic")
+        self.is_dynamic = is_dynamic
         if self.is_dynamic:
             self._check_dynamic()
         self.eps = np.array([checks.scale_float32(eps, "eps")], FLOAT)
@@ -121,12 +128,27 @@ class Observer(Module):
                 )
             why = f", halves of {lo} and {hi} as reduce_range is on"
             lo, hi = lo // 2, hi // 2
-        if not lo <= 0 <= hi or lo == hi:
-            raise ValueError(
-                "quant_min <= 0 <= quant_max with quant_min < quant_max is required, "
-                f"got {lo} and {hi}{why}"
-            )
+        _check_around_zero(lo, hi, why)
         return lo, hi
+
+    def _check_options(self) -> None:
+        """Raise an error unless the options go together, each of which is right by itself."""
+        checks.option(self.qscheme, "qscheme", self._schemes)
+        if (self.qscheme in PER_TENSOR) != (self.ch_axis is None):
+            schemes = PER_TENSOR if self.ch_axis is None else PER_CHANNEL
+            raise ValueError(
+                f"with ch_axis {self.ch_axis} qscheme must be one of {', '.join(schemes)}, "
+                f"got {self.qscheme}"
+            )
+        lo, hi = checks.bounds_of(self.quant_min, self.quant_max, self.dtype)
+        _check_around_zero(lo, hi)
+        if self._symmetric and not lo <= self._middle <= hi:
+            raise ValueError(
+                f"quant_min and quant_max must have the zero point {self._middle} between, "
+                f"got {lo} and {hi}"
+            )
+        if self.is_dynamic:
+            self._check_dynamic()
 
     def _check_dynamic(self) -> None:
         """Raise a ValueError unless this observer can be dynamic."""
@@ -210,8 +232,13 @@ class Observer(Module):
         return self._shaped(least, greatest)
 
     def _checked(self, name: str, value: Any) -> Any:
-        """An end on a GPU that is that of nothing is kept in NumPy, where `_unset` looks at it."""
+        """An option goes with the others, once there are all, before `eps`.
+
+        An end on a GPU that is that of nothing is kept in NumPy, where `_unset` looks at it.
+        """
         value = super()._checked(name, value)
+        if name in (*self._settings, "is_dynamic") and hasattr(self, "eps"):
+            remade(self, {**self.__dict__, name: value})._check_options()
         if name in self._travelling and on_device(value):
             nothing = self._of_nothing()[name]
             if kind(value)[0] == nothing.shape and (on_host(value) == nothing).all():
@@ -349,6 +376,15 @@ class Observer(Module):
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""
         return f"min_val={self.min_val}, max_val={self.max_val}"
+
+
+def _check_around_zero(lo: int, hi: int, why: str = "") -> None:
+    """Refuse bounds without zero between, or of a single code."""
+    if not lo <= 0 <= hi or lo == hi:
+        raise ValueError(
+            "quant_min <= 0 <= quant_max with quant_min < quant_max is required, "
+            f"got {lo} and {hi}{why}"
+        )
 
 
 def extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from npquant.cpu.histogram import (
 )
 from npquant.errors import show
 from npquant.layout import Granularity
-from npquant.modules.module import Array, Kinds, key_of
+from npquant.modules.module import Array, Kinds, Options, key_of
 from npquant.modules.observers.base import (
     EPS,
     PER_CHANNEL,
@@ -34,6 +34,20 @@ from npquant.modules.observers.base import (
 
 #: No bound is less than 2**this: float32 holds 1 / width for it, with the most bins.
 _LEAST_EXPONENT = -100
+
+
+def _power_of_two(value: Any, name: str) -> int:
+    n = checks.within(value, name, 16, 2**24)
+    if n & (n - 1):
+        raise ValueError(f"{name} must be a power of two, got {n}")
+    return n
+
+
+def _percentile(value: Any, name: str) -> float:
+    v = checks.finite(value, name)
+    if not 50 < v <= 100:
+        raise ValueError(f"{name} must be more than 50 and at most 100, got {v}")
+    return v
 
 
 class _CountingObserver(Observer):
@@ -54,6 +68,7 @@ class _CountingObserver(Observer):
         "histogram": (dtypes.int64,),
         "exponent": (dtypes.int32,),
     }
+    _options: ClassVar[Options] = {**Observer._options, "bins": _power_of_two}
 
     histogram: Array
     exponent: Array
@@ -70,22 +85,15 @@ class _CountingObserver(Observer):
         *,
         eps: float = EPS,
     ) -> None:
-        self.bins = checks.within(bins, "bins", 16, 2**24)
-        if self.bins & (self.bins - 1):
-            raise ValueError(f"bins must be a power of two, got {self.bins}")
-        self.ch_axis = None if ch_axis is None else checks.shaping(ch_axis, "ch_axis")
-        schemes = PER_TENSOR if ch_axis is None else PER_CHANNEL
-        scheme = schemes[0] if qscheme is None else checks.option(qscheme, "qscheme", self._schemes)
-        if scheme not in schemes:
-            raise ValueError(
-                f"with ch_axis {ch_axis} qscheme must be one of {', '.join(schemes)}, got {scheme}"
-            )
-        super().__init__(dtype, scheme, reduce_range, quant_min, quant_max, eps, False)
-        uniform(self.dtype)
-        self._check_bins()
+        self.bins, self.ch_axis = bins, ch_axis
+        if qscheme is None:
+            qscheme = (PER_TENSOR if ch_axis is None else PER_CHANNEL)[0]
+        super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, False)
+        self._check_options()
 
-    def _check_bins(self) -> None:
-        """Raise a ValueError if so many bins are too few for the codes."""
+    def _check_options(self) -> None:
+        super()._check_options()
+        uniform(self.dtype)
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -278,6 +286,7 @@ class PercentileObserver(_CountingObserver):
     """
 
     _settings = (*_CountingObserver._settings, "percentile")
+    _options: ClassVar[Options] = {**_CountingObserver._options, "percentile": _percentile}
 
     def __init__(
         self,
@@ -292,11 +301,7 @@ class PercentileObserver(_CountingObserver):
         *,
         eps: float = EPS,
     ) -> None:
-        self.percentile = checks.finite(percentile, "percentile")
-        if not 50 < self.percentile <= 100:
-            raise ValueError(
-                f"percentile must be more than 50 and at most 100, got {self.percentile}"
-            )
+        self.percentile = percentile
         super().__init__(bins, ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps)
 
     def _method(self) -> tuple[Any, Any, float]:
@@ -470,7 +475,8 @@ class EntropyObserver(_CountingObserver):
     True
     """
 
-    def _check_bins(self) -> None:
+    def _check_options(self) -> None:
+        super()._check_options()
         codes = self.quant_max - self.quant_min + 1
         if self.bins < 4 * codes:
             raise ValueError(f"bins must be at least four times the {codes} codes, got {self.bins}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from npquant import checks, dtypes
 from npquant.cpu.histogram import clip_linear, respread
 from npquant.errors import show
 from npquant.layout import Granularity, whole
-from npquant.modules.module import Array, Kinds, key_of
+from npquant.modules.module import Array, Kinds, Options, key_of
 from npquant.modules.observers.base import (
     EPS,
     FLOAT,
@@ -106,6 +107,11 @@ class HistogramObserver(Observer):
     _buffers = ("eps", "histogram", "min_val", "max_val")
     _travelling = ()
     _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
+    _options: ClassVar[Options] = {
+        **Observer._options,
+        "bins": partial(checks.within, least=1, greatest=2**24),
+        "upsample_rate": partial(checks.within, least=1, greatest=2**12),
+    }
     _unmergeable = (
         "its bins are spread over others whenever the range grows, so they depend on the order in "
         "which arrays came; an MSEObserver can be"
@@ -126,12 +132,13 @@ class HistogramObserver(Observer):
         is_dynamic: bool = False,
         upsample_rate: int = 16,
     ) -> None:
-        self.bins = checks.within(bins, "bins", 1, 2**24)
-        self.upsample_rate = checks.within(upsample_rate, "upsample_rate", 1, 2**12)
+        self.bins, self.upsample_rate = bins, upsample_rate
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        super()._check_options()
         uniform(self.dtype)
-        lo, hi = dtypes.BOUNDS[self.dtype]
-        self.dst_nbins = hi - lo + 1
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -181,7 +188,8 @@ class HistogramObserver(Observer):
     def _range(self) -> tuple[Array, Array]:
         bounds = np.empty(2, FLOAT)
         ends = float(self.min_val), float(self.max_val)
-        clip_linear(self.histogram, *ends, self.dst_nbins, bounds)
+        lo, hi = dtypes.BOUNDS[self.dtype]
+        clip_linear(self.histogram, *ends, hi - lo + 1, bounds)
         return bounds[:1], bounds[1:]
 
     def _of_nothing(self) -> dict[str, Array]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from npquant import backend, checks
 from npquant.arrays import copy, following, ravel
 from npquant.layout import Granularity
-from npquant.modules.module import Array
+from npquant.modules.module import Array, Options
 from npquant.modules.observers.base import (
     EPS,
     FLOAT_QPARAMS,
@@ -107,6 +107,7 @@ class _MovingAverage(Observer):
     """Each array moves the extremes by a part of the way to its own."""
 
     _settings = (*Observer._settings, "averaging_constant")
+    _options: ClassVar[Options] = {**Observer._options, "averaging_constant": checks.share}
     _unmergeable = "a moving average depends on the order in which arrays came"
     _ends_may_cross = True
     averaging_constant: float
@@ -198,7 +199,7 @@ class MovingAverageMinMaxObserver(_MovingAverage, MinMaxObserver):
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
-        self.averaging_constant = checks.share(averaging_constant, "averaging_constant")
+        self.averaging_constant = averaging_constant
         super().__init__(
             dtype, qscheme, reduce_range, quant_min, quant_max, eps=eps, is_dynamic=is_dynamic
         )
@@ -374,7 +375,7 @@ class MovingAveragePerChannelMinMaxObserver(_MovingAverage, PerChannelMinMaxObse
         eps: float = EPS,
         is_dynamic: bool = False,
     ) -> None:
-        self.averaging_constant = checks.share(averaging_constant, "averaging_constant")
+        self.averaging_constant = averaging_constant
         super().__init__(
             ch_axis, dtype, qscheme, reduce_range, quant_min, quant_max,
             eps=eps, is_dynamic=is_dynamic,
