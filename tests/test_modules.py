@@ -190,12 +190,33 @@ def test_a_value_that_is_no_array(value):
     """It may have been set to anything; what then needs an array says what it was."""
     module = LearnableFakeQuantize(MinMaxObserver).enable_param_learning()
     module.scale.value = value
-    uses = [module.calculate_qparams, module.state_dict, lambda: module(np.ones(3, F32))]
+    uses = [module.calculate_qparams, lambda: module(np.ones(3, F32))]
     rounding = AdaroundFakeQuantizer()
     rounding.V.value = value
-    for use in (*uses, rounding.state_dict, lambda: repr(rounding)):
+    for use in (*uses, lambda: repr(rounding)):
         with pytest.raises(TypeError, match=f"value must be an array .*{re.escape(show(value))}"):
             use()
+    for m, key in (module, "scale"), (rounding, "V"):
+        with pytest.raises(ValueError, match=rf"state_dict\['{key}'\] must be a NumPy array, got"):
+            m.state_dict()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ">f4", np.int64, np.complex64, object])
+def test_a_state_that_could_not_be_loaded_is_not_saved(dtype):
+    rounding, learnable = AdaroundFakeQuantizer(), LearnableFakeQuantize(MinMaxObserver)
+    rounding(np.ones((2, 2), F32))
+    parameters = [(rounding, "V")]
+    if np.dtype(dtype).kind in "cO":  # numbers become float32
+        parameters += [(learnable, "scale"), (learnable, "zero_point")]
+    for module, key in parameters:
+        good, parameter = module.state_dict(), getattr(module, key)
+        parameter.value = parameter.value.astype(dtype)
+        with pytest.raises(ValueError, match=rf"state_dict\['{key}'\] must (have|not)"):
+            module.state_dict()
+        with pytest.raises(ValueError, match=rf"{key} must (have|not)"):
+            copy.deepcopy(module)
+        module.load_state_dict(good)
+        assert_same(parameter.value, good[key])
 
 
 def unobserving(**options):
@@ -1209,7 +1230,7 @@ def test_a_scale_below_eps_is_raised_in_static_estimates_too():
     assert_same(module(x), y)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, ">f4"])
 def test_learned_qparams_of_another_dtype_become_float32(dtype):
     """`choose_qparams` gives float64; a module made the same way takes the state, and back."""
 
@@ -1230,6 +1251,22 @@ def test_learned_qparams_of_another_dtype_become_float32(dtype):
     module = made(scale)
     module.load_state_dict(before)
     assert_same(module.scale.value, np.ones(1, F32))
+
+
+def test_learned_qparams_are_converted_before_they_go_to_the_data(monkeypatch):
+    """A library of GPUs may know no bfloat16 of NumPy's."""
+    monkeypatch.setattr(npq.learnable, "following", None)
+    given = np.ones(1, ml_dtypes.bfloat16)
+    assert_same(npq.learnable._single(given, "an array on a GPU"), np.ones(1, F32))
+
+
+def test_learned_qparams_that_are_integers_become_float32():
+    module = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8).enable_param_learning()
+    module.scale.value, module.zero_point.value = np.array([2]), np.array([1], np.int8)
+    other = copy.deepcopy(module)
+    for m in (module, other):
+        assert_same(m(np.array([-4.4, 99], F32)), np.array([-4, 12], F32))
+        assert_same((m.scale.value, m.zero_point.value), (np.full(1, 2, F32), np.ones(1, F32)))
 
 
 def test_a_scale_without_axes():

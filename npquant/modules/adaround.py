@@ -293,9 +293,6 @@ class AdaroundFakeQuantizer(FakeQuantize):
         """
         return copy(self.scale), copy(self.zero_point)
 
-    def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
-        return self._kinds[name] if name == "V" else super()._dtypes(name)
-
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         super()._check_state(prefix, state)
         shape, scales = state["V"].shape, state["scale"].size

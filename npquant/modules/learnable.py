@@ -77,7 +77,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         The observer.
     scale, zero_point : Parameter
         What is learned: float32 of shape (1,) or (channel_len,), which a call makes of other
-        floats. Their arrays are replaced by a call that changes them, so give an optimizer the
+        numbers. Their arrays are replaced by a call that changes them, so give an optimizer the
         parameters.
     fake_quant_enabled, static_enabled, learning_enabled : ndarray
         Switches, 0 or 1: uint8 of shape (1,).
@@ -163,8 +163,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     _buffers = (*_switches, "eps")
     _kinds: ClassVar[Kinds] = {
         **dict.fromkeys(_switches, (SWITCH, dtypes.int64)),
-        "eps": (_FLOAT,),
-        **dict.fromkeys(_parameters, tuple(sorted(dtypes.FLOATS, key=str))),
+        **dict.fromkeys((*_parameters, "eps"), (_FLOAT,)),
     }
     _options: ClassVar[Options] = {
         **dict.fromkeys(("use_grad_scaling", "per_token"), checks.switch),
@@ -549,10 +548,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
 
 def _single(array: Any, like: Any = None) -> Any:
-    """Floats in float32, as what is learned is saved, made beside data; anything else as it is."""
-    if is_array(array) and kind(array)[1] in dtypes.FLOATS and kind(array)[1] != _FLOAT:
-        return astype(array if like is None else following(like, array), _FLOAT)
-    return array
+    """Numbers in float32, as what is learned is saved, made beside data; anything else as it is."""
+    if not is_array(array) or (dtype := kind(array)[1]) == _FLOAT:
+        return array
+    if dtypes.native_order(dtype) not in dtypes.REALS:
+        return array
+    if like is not None and not isinstance(array, np.ndarray):
+        array = following(like, array)
+    return astype(array, _FLOAT)
 
 
 def _float32_within(bound: int) -> int:

@@ -130,11 +130,19 @@ class Module:
         Raises
         ------
         ValueError
-            If `load_state_dict` would not take it: of what was assigned, one contradicts another.
+            If `load_state_dict` would not take what was assigned, by itself or beside the rest.
         """
         state: dict[str, Array] = {}
         for prefix, module in self._walk(""):
-            arrays = {name: on_host(module._get(name)) for name in module._names()}
+            try:
+                arrays = {
+                    name: _copied(
+                        key_of(prefix, name), _hosted(module._get(name)), module._dtypes(name)
+                    )
+                    for name in module._names()
+                }
+            except TypeError as error:  # of what was assigned to a parameter's value
+                raise ValueError(str(error)) from error
             module._check(prefix, arrays)
             state.update({prefix + name: array for name, array in arrays.items()})
         return state
@@ -204,8 +212,10 @@ class Module:
             checks.of_shape(array, key_of(prefix, name), kind(self._get(name))[0])
 
     def _dtypes(self, name: str) -> tuple[np.dtype[Any], ...]:
-        """The dtypes that a parameter or buffer may have."""
-        return (kind(self._get(name))[1],)
+        """The dtypes that a parameter or buffer may have: its own, unless a class says."""
+        if name in self._parameters and name in self._kinds:
+            return self._kinds[name]
+        return (kind(self._get(name), name)[1],)
 
     def _names(self) -> tuple[str, ...]:
         """What the state consists of: a parameter may be None, as a bias that there is none of."""
@@ -311,10 +321,9 @@ def _copied(key: str, value: Any, dtypes: Collection[np.dtype[Any]] | None) -> A
     if not isinstance(value, np.ndarray) or isinstance(value, OTHERWISE):
         raise TypeError(f"{key} must be a NumPy array, got {seen(value)}")
     array = np.array(value, order="C")
-    if dtypes is None:
-        if array.dtype.hasobject:
-            raise TypeError(f"{key} must not be an array of objects, got {array.dtype}")
-    else:
+    if array.dtype.hasobject:
+        raise TypeError(f"{key} must not be an array of objects, got {array.dtype}")
+    if dtypes is not None:
         refuse_others(array.dtype, key, dtypes)
     return array
 

@@ -37,6 +37,7 @@ def simulated(file, *names):
 
 QUANTIZE = tests("ops", "quantize_per_tensor[float32-int8]", "quantize_per_tensor[float32-uint4]")
 OPTIONS = tests("observers", "options_are_looked_at_when_they_are_assigned")
+SAVED = tests("modules", "a_state_that_could_not_be_loaded_is_not_saved[float16]")
 QUANTIZE_CHANNEL = tests("ops", "quantize_per_channel[float32-int8]")
 DEQUANTIZE = tests("ops", "dequantize_per_tensor")
 FLOAT8_BACK = tests("ops", "float8_codes_beside_zero_points_of_two_bytes_are_float32")
@@ -425,6 +426,29 @@ FAULTS = (
           " or (other == types.uint8 and v == types.float64)",
           "",
           "float64 beyond int32 that does not wrap", tests("ops", "convert_element_type[uint8]")),
+    Fault("modules/module.py",
+          "            return self._kinds[name]\n",
+          "            pass\n",
+          "a dtype that is that of a value, not of the class", SAVED),
+    Fault("modules/module.py",
+          "            except TypeError as error:  # of what",
+          "            except KeyError as error:  # of what",
+          "a state that cannot be saved, a TypeError", SAVED),
+    Fault("modules/learnable.py",
+          "if dtypes.native_order(dtype) not in dtypes.REALS:",
+          "if dtype not in dtypes.REALS:",
+          "a learned scale in the other order of bytes",
+          tests("modules", "learned_qparams_of_another_dtype_become_float32[>f4]")),
+    Fault("modules/learnable.py",
+          "if dtypes.native_order(dtype) not in dtypes.REALS:",
+          "if dtypes.native_order(dtype) not in dtypes.FLOATS:",
+          "a learned scale of integers",
+          tests("modules", "learned_qparams_that_are_integers_become_float32")),
+    Fault("modules/learnable.py",
+          "if like is not None and not isinstance(array, np.ndarray):",
+          "if like is not None:",
+          "a learned scale in bfloat16 that PyTorch is to bring to a GPU",
+          tests("modules", "learned_qparams_are_converted_before_they_go_to_the_data")),
     Fault("modules/module.py",
           "            value = self._options[name](value, name)\n",
           "            pass\n",
@@ -1822,8 +1846,8 @@ FAULTS = (
           "a zero point of float64 on a GPU, added before it is rounded",
           simulated("ops", "a_zero_point_of_float64_is_used_in_float32")),
     Fault("modules/learnable.py",
-          "if is_array(array) and kind(array)[1] in",
-          "if isinstance(array, np.ndarray) and kind(array)[1] in",
+          "if not is_array(array) or (dtype",
+          "if not isinstance(array, np.ndarray) or (dtype",
           "a scale of float64 on a GPU that stays one",
           simulated("training", "a_scale_of_another_dtype_is_learned_in_float32")),
     Fault("cuda/arrays.py",
