@@ -317,5 +317,5 @@ class AdaroundFakeQuantizer(FakeQuantize):
 
     def extra_repr(self) -> str:
         """What stands between the brackets of the repr."""
-        up = int(np.count_nonzero(on_host(self.V.value) >= 0))
+        up = int(np.count_nonzero(on_host(self._get("V")) >= 0))
         return f"{super().extra_repr()}, (V >= 0).sum()={up}"

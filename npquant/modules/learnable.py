@@ -18,7 +18,7 @@ from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import SWITCH, FakeQuantizeBase, in_rows
-from npquant.modules.module import Array, Kinds, Options, check_eps
+from npquant.modules.module import Array, Kinds, Options, array_of, check_eps
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 from npquant.owners import is_array
@@ -549,6 +549,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
 def _single(array: Any, like: Any = None) -> Any:
     """Numbers in float32, as what is learned is saved, made beside data; anything else as it is."""
+    array = array_of(array)
     if not is_array(array) or (dtype := kind(array)[1]) == _FLOAT:
         return array
     if dtypes.native_order(dtype) not in dtypes.REALS:

@@ -93,7 +93,7 @@ class Module:
             self._check_module(name, value)
         if name not in (*self._parameters, *self._buffers):
             return value
-        given = np.asarray(value) if isinstance(value, np.generic) else value
+        given = array_of(value)
         if name in self._parameters:
             if value is None and getattr(self, name) is None:
                 return value
@@ -101,12 +101,11 @@ class Module:
                 raise TypeError(
                     f"{name} must have an array as its value, as a Parameter has, got {seen(value)}"
                 )
+            given = array_of(value.value)
             if getattr(self, name) is None:  # and so of no dtype by now
-                self._check_array(
-                    name, name, _copied(name, _hosted(value.value), self._kinds.get(name))
-                )
+                array = _copied(name, _hosted(given), self._kinds.get(name))
+                self._check_array(name, name, array)
                 return value
-            given = value.value
         if on_device(given):
             if name in (*self._parameters, *self._travelling):
                 # Values are looked at when it is saved: to bring them here takes a while.
@@ -224,7 +223,7 @@ class Module:
 
     def _get(self, name: str) -> Array:
         value = getattr(self, name)
-        array: Array = value.value if name in self._parameters else value
+        array: Array = array_of(value.value if name in self._parameters else value)
         return array
 
     def _set(self, name: str, array: Array) -> None:
@@ -306,6 +305,11 @@ class _Partial(partial[Any]):
 def key_of(prefix: str, name: str) -> str:
     """How a message calls what is loaded."""
     return f"state_dict[{prefix + name!r}]"
+
+
+def array_of(value: Any) -> Any:
+    """A scalar of NumPy, as it computes of arrays without axes, as an array; others as they are."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def _hosted(value: Any) -> Any:
