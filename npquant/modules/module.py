@@ -36,9 +36,9 @@ class Module:
     """Something with state that arrays pass through.
 
     A subclass lists the names of its state in `_parameters`, `_buffers` and `_modules`; the state
-    itself is plain attributes. A buffer is an array. A parameter is an object whose attribute
-    `value` is an array. Both arrays are replaced, never written to, unless a subclass says so. What
-    is assigned once there is such an attribute is checked, as far as it can be wrong by itself.
+    itself is plain attributes. A buffer is an array. A parameter is a `Parameter`, whose
+    `value` is one, or None. Both arrays are replaced, never written to, unless a subclass says so.
+    What is assigned once there is such an attribute is checked, as far as it can be wrong alone.
 
     `forward(call, x)` does each step as ``call(f, *args)``, so that a caller can watch the steps:
     ``tape.apply(module, x)`` does. Calling the module itself is `npquant.autograd.call`. What
@@ -97,10 +97,8 @@ class Module:
         if name in self._parameters:
             if value is None and getattr(self, name) is None:
                 return value
-            if not hasattr(value, "value"):
-                raise TypeError(
-                    f"{name} must have an array as its value, as a Parameter has, got {seen(value)}"
-                )
+            if not isinstance(value, Parameter):
+                raise TypeError(f"{name} must be a Parameter, got {seen(value)}")
             given = array_of(value.value)
             if getattr(self, name) is None:  # and so of no dtype by now
                 array = _copied(name, _hosted(given), self._kinds.get(name))
