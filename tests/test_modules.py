@@ -581,6 +581,52 @@ def test_options_of_what_is_learned_are_looked_at_when_they_are_assigned(name, w
         setattr(module, name, wrong)
 
 
+class Wrong(MinMaxObserver):
+    chosen = np.ones(1, F32), np.zeros(1, np.int32)
+
+    def calculate_qparams(self):
+        return self.chosen
+
+
+@pytest.mark.parametrize("zero_point", [2**32 + 3, -1, 256, 3.7])
+def test_zero_points_that_an_observer_of_the_user_may_not_choose(zero_point):
+    """A cast would make others of them. Where the scale is no number, none is used."""
+    module, x = FakeQuantize(Wrong), np.array([0.6, 1.4], F32)
+    module.activation_post_process.chosen = np.array([0.5]), np.array([zero_point])
+    message = (
+        f"zero_point of activation_post_process must be of integers within 0..255, got {zero_point}"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module(x)
+    assert_same(module.zero_point, np.zeros(1, np.int32))
+    for chosen in ((np.array([0.5]), np.array([3.0])), (F32(0.5), np.int64(3))):
+        module.activation_post_process.chosen = chosen
+        assert_same(module(x), np.array([0.5, 1.5], F32))
+        assert_same(module.zero_point, np.full(1, 3, np.int32))
+    module.disable_fake_quant()
+    module.activation_post_process.chosen = np.array([np.nan]), np.array([zero_point])
+    module(x)
+
+
+@pytest.mark.parametrize("module", [FakeQuantize, LearnableFakeQuantize])
+@pytest.mark.parametrize(
+    ("chosen", "match"),
+    [
+        ((0.5, 3), "^scale of activation_post_process must be"),
+        ((np.ones(1, F32), [3]), "^zero_point of activation_post_process must be"),
+        ((np.ones(1, F32), np.array([3], object)), "^zero_point of .* must have a dtype"),
+        ((np.ones(1, F32), np.zeros(2, int)), r"^zero_point of .* must have the shape \(1,\)"),
+        (None, "^activation_post_process must choose scale and zero_point, two arrays, got None"),
+        ((np.ones(1, F32),), "^activation_post_process must choose scale and zero_point"),
+    ],
+)
+def test_what_an_observer_of_the_user_may_not_choose(module, chosen, match):
+    made = module(Wrong)
+    made.activation_post_process.chosen = chosen
+    with pytest.raises((TypeError, ValueError), match=match):
+        made(np.array([0.6, 1.4], F32))
+
+
 def test_a_module_without_state_is_copied():
     class Same(npq.Module):
         def forward(self, call, x):

@@ -26,6 +26,8 @@ from npquant.state import seen
 
 _FLOAT, _INT32 = dtypes.float32, dtypes.int32
 _AVERAGES = MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
+#: What an observer of the user's own gives, in messages.
+_CHOSEN = "scale of activation_post_process", "zero_point of activation_post_process"
 #: As what switches are kept.
 SWITCH = np.dtype(np.uint8)
 
@@ -185,12 +187,29 @@ class FakeQuantizeBase(Module):
             return None
         qparams = found or observer.calculate_qparams()
         if own:  # and in arrays that it keeps
-            scale, zero_point = (
-                ravel(copy(following(x, v) if on_device(v) else v)) for v in qparams
-            )
+            scale, zero_point = self._in_arrays(x, qparams)
             qparams = astype(scale, _FLOAT), zero_point
         self._check_qparams(*qparams)
+        if own:
+            self._check_zero_point(*qparams)
         return qparams
+
+    def _in_arrays(self, x: Array, qparams: Any) -> tuple[Array, Array]:
+        """What an observer of the user's own has chosen, in arrays with one axis."""
+        if not isinstance(qparams, (tuple, list)) or len(qparams) != 2:
+            raise TypeError(
+                "activation_post_process must choose scale and zero_point, two arrays, "
+                f"got {show(qparams)}"
+            )
+        scale, zero_point = (
+            ravel(copy(following(x, v) if on_device(v) else checks.real(v, name)))
+            for name, v in zip(_CHOSEN, qparams, strict=True)
+        )
+        checks.of_shape(zero_point, _CHOSEN[1], kind(scale)[0])
+        return scale, zero_point
+
+    def _check_zero_point(self, scale: Array, zero_point: Array) -> None:
+        """Refuse zero points of an observer of the user's own that the module cannot keep."""
 
     def _check_qparams(self, scale: Array, zero_point: Array) -> None:
         """Refuse what was chosen, if it is to be used now and cannot be."""
@@ -200,8 +219,6 @@ class FakeQuantizeBase(Module):
             ("scale must be positive and finite", scale, 5e-324),
             ("zero_point must be finite", zero_point, -checks.MOST),
         ):
-            if type(p) is not np.ndarray or not p.dtype.isnative:  # of an observer of the user's
-                p = np.asarray(p).astype(np.float64)
             i = checks.outside(p := flat(p), least, checks.MOST)
             if i >= 0:
                 raise ValueError(
@@ -356,6 +373,14 @@ class FakeQuantize(FakeQuantizeBase):
         if qparams is not None:
             zero_point = astype(qparams[1], kind(self.zero_point)[1])
             self.__dict__.update(scale=qparams[0], zero_point=zero_point)
+
+    def _check_zero_point(self, scale: Array, zero_point: Array) -> None:
+        if self.qscheme == FLOAT_QPARAMS or not type(scale) is type(zero_point) is np.ndarray:
+            return
+        lo, hi, z = self.quant_min, self.quant_max, zero_point[np.isfinite(scale)]
+        wrong = z[~((z >= lo) & (z <= hi) & (z == np.rint(z)))]
+        if wrong.size:
+            raise ValueError(f"{_CHOSEN[1]} must be of integers within {lo}..{hi}, got {wrong[0]}")
 
     def _quantized(self, call: Callable[..., Any], x: Any) -> Any:
         data = value_of(x)
