@@ -17,7 +17,7 @@ from npquant.arrays import alike, beside, copy, full_like, on_host
 from npquant.dtypes import SINGLE_AND_DOUBLE, float32, refuse_others
 from npquant.errors import show
 from npquant.owners import is_array
-from npquant.state import remade, seen, takes_state
+from npquant.state import attributes, put, remade, seen, takes_state
 
 __all__ = ["SGD", "Adam"]
 
@@ -235,15 +235,16 @@ class _Optimizer(ABC):
 
     def __copy__(self) -> Self:
         """Another optimizer of the same parameters, with a state of its own."""
-        other = type(self).__new__(type(self))
+        other: Self = remade(self, *attributes(self, self.__getstate__()))
         state = [_copied(entry) for entry in self._state]
-        other.__dict__.update(self.__dict__, params=list(self.params), _state=state)
+        other.__dict__.update(params=list(self.params), _state=state)
         return other
 
     @takes_state
     def __setstate__(self, state: Any) -> None:
         """Take what a pickle or a copy holds, if this class can have such state."""
-        other = remade(self, state)
+        usual, slots = attributes(self, state)
+        other = remade(self, usual, slots)
         lists = other.params, other._state
         if any(type(a) is not list for a in lists) or len(lists[0]) != len(lists[1]):
             raise ValueError(
@@ -253,12 +254,12 @@ class _Optimizer(ABC):
         for name in self._options:
             value = getattr(other, name)
             _of_numbers(name, value)
-            state = {**state, name: self._checked(name, value)}
+            usual = {**usual, name: self._checked(name, value)}
         entries = []
         for i, entry in enumerate(other._state):
             other._value(i)
             entries.append(other._entry(i, entry) if type(entry) is not dict or entry else {})
-        self.__dict__.update(state, _state=entries)
+        put(self, {**usual, "_state": entries}, slots)
 
     def _entry(self, i: int, entry: Any) -> dict[str, Any]:
         """The checked state of a parameter."""

@@ -26,15 +26,31 @@ def takes_state(take: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     return method
 
 
-def remade(instance: Any, state: Any) -> Any:
+def attributes(instance: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The attributes in a state: all others, and those in slots, beside which it is a pair."""
+    usual, slots = state, {}
+    if isinstance(state, tuple) and len(state) == 2:
+        usual, slots = {} if state[0] is None else state[0], state[1]
+    for part in (usual, slots):
+        if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
+            raise ValueError(
+                f"the state of a {type(instance).__name__} must be a dict of its attributes, "
+                f"got {seen(state)}"
+            )
+    return usual, slots
+
+
+def put(instance: Any, usual: dict[str, Any], slots: dict[str, Any]) -> None:
+    """Give an instance these attributes, as they are."""
+    instance.__dict__.update(usual)
+    for name, value in slots.items():
+        object.__setattr__(instance, name, value)
+
+
+def remade(instance: Any, usual: dict[str, Any], slots: dict[str, Any]) -> Any:
     """Another instance with these attributes, for its class to check."""
-    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-        raise ValueError(
-            f"the state of a {type(instance).__name__} must be a dict of its attributes, "
-            f"got {seen(state)}"
-        )
     other = object.__new__(type(instance))
-    other.__dict__.update(state)
+    put(other, usual, slots)
     return other
 
 

@@ -674,6 +674,50 @@ def test_assignments_that_cannot_be():
             module.state_dict()
 
 
+class SlottedObserver(MinMaxObserver):
+    __slots__ = ("note",)
+
+
+class SlottedLayer(Module):
+    __slots__ = ("scale", "weight")
+    _parameters, _buffers = ("weight",), ("scale",)
+
+
+class SlottedSGD(SGD):
+    __slots__ = ("note",)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_attributes_in_slots(copied):
+    """Classes of the user's may have such, of which Python makes a pair."""
+    observer, layer, optimizer = (
+        SlottedObserver(),
+        SlottedLayer(),
+        SlottedSGD([np.ones(3)], 0.1, 0.9),
+    )
+    observer(np.ones(3))
+    optimizer.step([np.ones(3)])
+    layer.weight, layer.scale = ag.Parameter(np.ones(3)), np.ones(2)
+    for one in (observer, optimizer):
+        one.note = ["kept"]
+        other = copied(one)
+        assert other.note == ["kept"]
+        assert pickle.dumps(other) == pickle.dumps(one)
+    other = copied(layer)
+    assert not np.may_share_memory(other.scale, layer.scale)
+    other.load_state_dict({"weight": np.zeros(3), "scale": np.zeros(2)})
+    for a, kept in zip((layer.weight.value, layer.scale), map(np.ones, (3, 2)), strict=True):
+        assert_same(a, kept)
+    for a, loaded in zip((other.weight.value, other.scale), map(np.zeros, (3, 2)), strict=True):
+        assert_same(a, loaded)
+    for wrong in (None, [], Evil(), {3: 4}):
+        refused(observer, (vars(observer), wrong), "state of a SlottedObserver")
+        refused(optimizer, ({}, wrong), "state of a SlottedSGD")
+    refused(observer, (vars(observer), {"min_val": F32([1, 2])}), "min_val")
+
+
 @by_optimizer
 def test_malformed_attributes_of_an_optimizer(name):
     optimizer = OPTIMIZERS[name]([np.ones(3, F32), ag.Parameter(np.ones((2, 2)))])

@@ -16,7 +16,7 @@ from npquant.autograd import Parameter, call
 from npquant.dtypes import refuse_others
 from npquant.errors import show
 from npquant.owners import OTHERWISE, on_device
-from npquant.state import remade, seen, takes_state
+from npquant.state import attributes, put, remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
 
@@ -228,7 +228,7 @@ class Module:
         if name in self._parameters:
             getattr(self, name).value = array
         else:
-            self.__dict__[name] = array
+            object.__setattr__(self, name, array)
 
     def _bring(self, x: Array, *names: str) -> None:
         """Have buffers lie where `x` does, to stay there."""
@@ -251,7 +251,7 @@ class Module:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy what is on a GPU there: Numba's arrays cannot be copied as other objects are."""
         for name in self._names():
-            held: Any = self.__dict__.get(name)
+            held: Any = getattr(self, name, None)
             value = held.value if name in self._parameters else held
             if id(value) not in memo and on_device(value):
                 memo[id(value)] = copied(value)
@@ -263,7 +263,8 @@ class Module:
     @takes_state
     def __setstate__(self, state: Any) -> None:
         """Take what a saved instance or a copy holds, if this class can have such state."""
-        module = remade(self, state)
+        usual, slots = attributes(self, state)
+        module = remade(self, usual, slots)
         for name in module._modules:
             self._check_module(name, getattr(module, name))
         arrays = {
@@ -271,7 +272,7 @@ class Module:
             for name in module._names()
         }
         module._check("", arrays)
-        self.__dict__.update(state)
+        put(self, usual, slots)
         for name in self._buffers:  # as kernels take them: none has gaps, nor is a memory map
             a = self._get(name)
             if isinstance(a, np.ndarray) and not (type(a) is np.ndarray and a.flags.carray):

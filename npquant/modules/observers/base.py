@@ -238,7 +238,7 @@ class Observer(Module):
         """
         value = super()._checked(name, value)
         if name in (*self._settings, "is_dynamic") and hasattr(self, "eps"):
-            remade(self, {**self.__dict__, name: value})._check_options()
+            remade(self, {**self.__dict__, name: value}, {})._check_options()
         if name in self._travelling and on_device(value):
             nothing = self._of_nothing()[name]
             if kind(value)[0] == nothing.shape and (on_host(value) == nothing).all():
