@@ -101,8 +101,7 @@ class Module:
                 raise TypeError(f"{name} must be a Parameter, got {seen(value)}")
             given = array_of(value.value)
             if getattr(self, name) is None:  # and so of no dtype by now
-                array = _copied(name, _hosted(given), self._kinds.get(name))
-                self._check_array(name, name, array)
+                self._check_array(name, name, _copied(name, _hosted(given), self._kinds.get(name)))
                 return value
         if on_device(given):
             if name in (*self._parameters, *self._travelling):
