@@ -56,8 +56,8 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
 #: Of those integers, of one byte or two.
 NARROW: Final = frozenset(BOUNDS) - FLOAT8 - {int32}
 
-#: Pairs of dtypes of scales and zero points as they mostly come: of codes, learned ones, those of
-#: float64, and all that are kept as they are: zero points of the scales' dtype, or integers.
+#: Pairs of dtypes of scales and zero points as they mostly come: of codes, of what is learned, of
+#: float64, of these three, and of any floats, with zero points of the same dtype or integers.
 Pairs = tuple[tuple[Any, Any], ...]
 CODES: Final[Pairs] = ((float32, int32),)
 LEARNED: Final[Pairs] = ((float32, float32),)

@@ -235,7 +235,7 @@ class _Optimizer(ABC):
 
     def __copy__(self) -> Self:
         """Another optimizer of the same parameters, with a state of its own."""
-        other: Self = remade(self, *attributes(self, self.__getstate__()))
+        other: Self = remade(self, *attributes(self, object.__getstate__(self)))
         state = [_copied(entry) for entry in self._state]
         other.__dict__.update(params=list(self.params), _state=state)
         return other

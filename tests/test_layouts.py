@@ -85,9 +85,6 @@ def expected(name, shape, axis=0):
     return got
 
 
-# --- layouts --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CALLS)
 def test_layout_of_the_data(name, layout):
@@ -390,7 +387,7 @@ def test_many_channels_are_summed_some_at_a_time(name, monkeypatch):
 def test_qparams_of_many_rows_are_chosen_some_at_a_time(name, most, monkeypatch):
     """An axis is cut, or several are, whichever is the slowest in memory."""
     for module in (qparams, fast_choice):
-        monkeypatch.setattr(module, "KEPT", most)
+        monkeypatch.setattr(module, "RANGES_KEPT", most)
     forget()  # plans that are made with other limits
     for shape in ((8, 72), (3, 5, 20), (2, 3, 4, 10), (1, 17, 6)):
         for axis in axes(name, shape):

@@ -608,6 +608,27 @@ def test_zero_points_that_an_observer_of_the_user_may_not_choose(zero_point):
     module(x)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "zero_point", "codes", "bounds"),
+    [
+        ("float32", 2.0**31, np.int32, (-(2**31), 2**31 - 1)),
+        ("float16", np.inf, np.uint16, (0, 65535)),
+        (ml_dtypes.bfloat16, 65536, np.uint16, (0, 65535)),
+        ("float16", 3, np.int32, (-(2**20), 2**20)),
+    ],
+)
+def test_zero_points_that_their_dtype_does_not_hold(dtype, zero_point, codes, bounds):
+    """The bounds are not rounded to it, by which the first three would be inside."""
+    module = FakeQuantize(Wrong, *bounds, dtype=codes)
+    module.activation_post_process.chosen = np.array([0.5]), np.array([zero_point], dtype)
+    if zero_point == 3:
+        assert_same(module(np.array([0.6, 1.4], F32)), np.array([0.5, 1.5], F32))
+        return
+    with pytest.raises(ValueError, match="zero_point"):
+        module(np.array([0.6, 1.4], F32))
+    assert_same(module.zero_point, np.zeros(1, np.int32))
+
+
 @pytest.mark.parametrize("module", [FakeQuantize, LearnableFakeQuantize])
 @pytest.mark.parametrize(
     ("chosen", "match"),
@@ -846,7 +867,7 @@ def test_channels_are_estimated_some_at_a_time(axis, monkeypatch):
         return module.calculate_qparams()
 
     whole = estimate()
-    monkeypatch.setattr("npquant.modules.learnable._ROWS", 3)
+    monkeypatch.setattr("npquant.modules.learnable._CHANNELS", 3)
     assert_same(estimate(), whole)
     assert len(np.unique(whole[0])) == 7
 

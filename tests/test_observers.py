@@ -229,6 +229,7 @@ def test_counts_are_exact_where_the_type_of_the_data_is_not():
         assert observer.histogram.sum() == 5000
 
 
+@pytest.mark.interpreted
 def test_values_whose_place_overflows_have_their_own_bins():
     """PyTorch puts them into the first bin (D26)."""
     observer = HistogramObserver(4)
@@ -436,41 +437,79 @@ def test_as_many_bins_as_counts(kind):
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "wrong", "match"),
+    ("kind", "name", "wrong"),
     [
-        (HistogramObserver, "bins", (0, -1, 2**25, 2.5, "64", None), "bins must"),
-        (HistogramObserver, "upsample_rate", (0, 2**31, "a"), "upsample_rate must"),
-        (HistogramObserver, "dtype", (ml_dtypes.float8_e4m3fn, "a"), "dtype must"),
-        (MSEObserver, "bins", (1, 3, 17, 48, 2.5), "bins must"),
-        (EntropyObserver, "bins", (16, 512), "bins must be at least four times the 256 codes"),
-        (PercentileObserver, "percentile", (150, 50, np.nan, "a"), "percentile must"),
-        (MovingAverageMinMaxObserver, "averaging_constant", (2, np.nan), "averaging_constant must"),
-        (
-            lambda: MovingAverageMinMaxObserver(1, is_dynamic=True), "averaging_constant", (0.5,),
-            "averaging_constant must be 1 if is_dynamic",
-        ),
-        (MinMaxObserver, "quant_max", (0, 256, -1, 2.5, "a"), "quant_max"),
-        (MinMaxObserver, "qscheme", (3, "a", "per_channel_affine"), "qscheme must"),
-        (MSEObserver, "qscheme", ("per_channel_affine",), "with ch_axis None qscheme must be one"),
-        (lambda: MSEObserver(ch_axis=0), "ch_axis", (None,), "with ch_axis None qscheme must be"),
-        (
-            lambda: MinMaxObserver(qscheme="per_tensor_symmetric"), "quant_max", (127,),
-            "quant_min and quant_max must have the zero point 128 between, got 0 and 127",
-        ),
-        (PerChannelMinMaxObserver, "is_dynamic", (True,), "is_dynamic must be False"),
-        (MinMaxObserver, "reduce_range", ("a", None), "reduce_range must"),
+        (HistogramObserver, "bins", (0, -1, 2**25, 2.5, "64", None)),
+        (HistogramObserver, "upsample_rate", (0, 2**31, "a")),
+        (MinMaxObserver, "dtype", ("a", np.float32)),
+        (MSEObserver, "bins", (1, 3, 17, 48, 2.5)),
+        (PercentileObserver, "percentile", (150, 50, np.nan, "a")),
+        (MovingAverageMinMaxObserver, "averaging_constant", (2, np.nan)),
+        (MinMaxObserver, "quant_max", (2.5, "a")),
+        (MinMaxObserver, "reduce_range", ("a", None)),
+        (MinMaxObserver, "has_customized_qrange", ("a", None)),
     ],
-)  # fmt: skip
-def test_options_are_looked_at_when_they_are_assigned(make, name, wrong, match):
+)
+def test_options_are_looked_at_when_they_are_assigned(kind, name, wrong):
     """As by a constructor; and what was assigned becomes what a constructor makes of it."""
-    observer = make()
+    observer = kind()
     held = getattr(observer, name)
     for value in wrong:
-        with pytest.raises((TypeError, ValueError), match=match):
+        with pytest.raises((TypeError, ValueError), match=f"{name} must"):
             setattr(observer, name, value)
         assert getattr(observer, name) is held
     setattr(observer, name, np.int64(held) if type(held) is int else held)
     assert type(getattr(observer, name)) is type(held)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "wrong", "match"),
+    [
+        (HistogramObserver, "dtype", ml_dtypes.float8_e4m3fn, "dtype must be one of evenly spaced"),
+        (EntropyObserver, "bins", 512, "bins must be at least four times the 256 codes"),
+        (
+            lambda: MovingAverageMinMaxObserver(1, is_dynamic=True), "averaging_constant", 0.5,
+            "averaging_constant must be 1 if is_dynamic",
+        ),
+        (MinMaxObserver, "quant_max", 0, "quant_max"),
+        (MinMaxObserver, "quant_max", 256, "quant_max"),
+        (MinMaxObserver, "qscheme", 3, "qscheme must"),
+        (MinMaxObserver, "qscheme", "per_channel_affine", "qscheme must"),
+        (MSEObserver, "qscheme", "per_channel_affine", "with ch_axis None qscheme must be one"),
+        (
+            lambda: MinMaxObserver(qscheme="per_tensor_symmetric"), "quant_max", 127,
+            "quant_min and quant_max must have the zero point 128 between, got 0 and 127",
+        ),
+        (PerChannelMinMaxObserver, "is_dynamic", True, "is_dynamic must be False"),
+    ],
+)  # fmt: skip
+def test_options_are_looked_at_together_when_they_are_used(make, name, wrong, match):
+    """Each time, until they go together."""
+    observer = make()
+    observer(np.array([[-1.0, 2.0]], np.float32))
+    wanted, held = observer.calculate_qparams(), getattr(observer, name)
+    setattr(observer, name, wrong)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=match):
+            observer.calculate_qparams()
+    setattr(observer, name, held)
+    assert_same(observer.calculate_qparams(), wanted)
+
+
+def test_several_options_are_changed_in_any_order():
+    """As they go together in the end, and not before."""
+    x = np.array([[-1.0, 2.0], [3.0, -5.0]], np.float32)
+    changes = {"dtype": np.int8, "quant_min": -8, "quant_max": 7, "ch_axis": 0}
+    changes |= {"qscheme": "per_channel_affine"}
+    made = MSEObserver(ch_axis=0, dtype=np.int8, quant_min=-8, quant_max=7)
+    made(x)
+    for order in (list(changes), list(changes)[::-1]):
+        observer = MSEObserver()
+        for name in order:
+            setattr(observer, name, changes[name])
+        observer.reset_min_max_vals()
+        observer(x)
+        assert_same(observer.calculate_qparams(), made.calculate_qparams())
 
 
 @pytest.mark.interpreted

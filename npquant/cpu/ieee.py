@@ -1,4 +1,4 @@
-"""Kernels round to nearest and keep subnormal numbers, whatever the thread does that calls them.
+"""On x86, kernels round to nearest and keep subnormal numbers, whatever the thread does.
 
 A program may have told the processor otherwise, such as by `torch.set_flush_denormal`, or by a
 library that was compiled with -ffast-math; and threads of a pool compute as each was told. So the

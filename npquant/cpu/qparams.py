@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 #: Rows at most whose ranges wait on the stack, and channels at most whose ranges are kept.
-ON_STACK, KEPT = 512, 1 << 15
+ON_STACK, RANGES_KEPT = 512, 1 << 15
 
 
 class Choose:
@@ -169,7 +169,7 @@ class OfData:
 
 def _most(x: Array) -> int:
     """Channels whose ranges are kept: fewer of long numbers, and where qparams may wait, too."""
-    return KEPT if plain(x) and x.itemsize <= 4 else max(1, KEPT // 2)
+    return RANGES_KEPT if plain(x) and x.itemsize <= 4 else max(1, RANGES_KEPT // 2)
 
 
 def _range_as(granularity: Granularity, x: Array, kind: DType) -> tuple[Array, Array]:

@@ -377,8 +377,9 @@ class FakeQuantize(FakeQuantizeBase):
     def _check_zero_point(self, scale: Array, zero_point: Array) -> None:
         if self.qscheme == FLOAT_QPARAMS or not type(scale) is type(zero_point) is np.ndarray:
             return
-        lo, hi, z = self.quant_min, self.quant_max, zero_point[np.isfinite(scale)]
-        wrong = z[~((z >= lo) & (z <= hi) & (z == np.rint(z)))]
+        lo, hi, used = self.quant_min, self.quant_max, zero_point[np.isfinite(scale)]
+        z = used.astype(np.float64)  # which holds the bounds, as other floats may not
+        wrong = used[~((z >= lo) & (z <= hi) & (z == np.rint(z)))]
         if wrong.size:
             raise ValueError(f"{_CHOSEN[1]} must be of integers within {lo}..{hi}, got {wrong[0]}")
 

@@ -27,7 +27,7 @@ _FLOAT = dtypes.float32
 #: What `init` may be.
 INITS = ("observer", "lsq", "lsq+")
 #: Channels whose histograms are kept at a time: some 32 KiB each.
-_ROWS = 1024
+_CHANNELS = 1024
 
 
 class LearnableFakeQuantize(FakeQuantizeBase):
@@ -510,7 +510,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         if axis is None:
             return of_rows(x)
         rows = np.moveaxis(x, axis, 0)
-        some = (rows[i : i + _ROWS] for i in range(0, max(1, len(rows)), _ROWS))
+        some = (rows[i : i + _CHANNELS] for i in range(0, max(1, len(rows)), _CHANNELS))
         parts = [of_rows(np.moveaxis(part, 0, axis)) for part in some]
         scales, zero_points = zip(*parts, strict=True)
         return np.concatenate(scales), np.concatenate(zero_points)

@@ -36,9 +36,9 @@ class Module:
     """Something with state that arrays pass through.
 
     A subclass lists the names of its state in `_parameters`, `_buffers` and `_modules`; the state
-    itself is plain attributes. A buffer is an array. A parameter is a `Parameter`, whose
-    `value` is one, or None. Both arrays are replaced, never written to, unless a subclass says so.
-    What is assigned once there is such an attribute is checked, as far as it can be wrong alone.
+    itself is plain attributes. A buffer is an array. A parameter is None, or a `Parameter`, whose
+    value is an array. Both arrays are replaced, never written to, unless a subclass says so. What
+    is assigned once there is such an attribute is checked, as far as it can be wrong by itself.
 
     `forward(call, x)` does each step as ``call(f, *args)``, so that a caller can watch the steps:
     ``tape.apply(module, x)`` does. Calling the module itself is `npquant.autograd.call`. What

@@ -18,7 +18,7 @@ from npquant.cpu.channels import leading
 from npquant.cpu.extremes import few
 from npquant.cpu.folded import folds
 from npquant.cpu.fused import OVERLAP, REST
-from npquant.cpu.qparams import KEPT
+from npquant.cpu.qparams import RANGES_KEPT
 from npquant.cpu.target import GRAIN, PARALLEL_FROM, threads
 from npquant.cpu.walk import PIECE, plain
 from npquant.dtypes import DType, Precision
@@ -155,7 +155,7 @@ def fast_dynamic(
     def turned(lying: tuple[int, ...], order: Order) -> Dynamic | None:
         if order[-1] != len(order) - 1:  # rows are torn apart
             return None if n <= PIECE else no_fast_path
-        parts = [some for some, _ in leading(lying, prod(lying[:-1]), max(1, KEPT // 2))]
+        parts = [some for some, _ in leading(lying, prod(lying[:-1]), max(1, RANGES_KEPT // 2))]
 
         def rows_in_memory(x: Array) -> tuple[Array, Array, Array] | None:
             """Whose qparams are put into their order, some at a time."""

@@ -243,18 +243,18 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         return repeated(kind, anew, form.place, (-1,))
     (
         kernel, shape, dtype, granularity, shapes, constants, precision, target, kinds, within,
-        names, place, masked, inverse, past, again, used_in,
+        names, place, masked, inverse, past, times, used_in,
     ) = form  # fmt: skip
     n, code = prod(shape), precision.code
     # A kernel's public name is the method `run` of its `Elementwise`.
     op, beyond = getattr(cpu, kernel).__self__, None
-    run, items, repeats, grain = op.in_one_call(granularity, n, code, past, again)
+    run, items, repeats, grain = op.in_one_call(granularity, n, code, past, times)
     large = n * run.work >= PARALLEL_FROM
     several = type(dtype) is tuple
     read = dtype[place] if isinstance(dtype, tuple) else dtype
     channels, inner, _ = granularity
     inner = inner or n
-    scales = n // (inner * again) if again else channels
+    scales = n // (inner * times) if times else channels
     if not (past or masked) and n * target.itemsize >= PAST and past_pays(read, target, inner):
         beyond = fast_path(kind, form._replace(past=True))
     # A float is one already: an integer is asked for it in every call.

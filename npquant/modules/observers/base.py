@@ -29,7 +29,6 @@ from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, Options, check_eps, key_of, value_of
 from npquant.ops.qparams import middle
 from npquant.owners import on_device
-from npquant.state import remade
 
 PER_TENSOR = ("per_tensor_affine", "per_tensor_symmetric")
 PER_CHANNEL = ("per_channel_affine", "per_channel_symmetric")
@@ -75,11 +74,13 @@ class Observer(Module):
         "dtype": lambda value, _: dtypes.target(value),
         "ch_axis": lambda value, name: None if value is None else checks.shaping(value, name),
         **dict.fromkeys(("quant_min", "quant_max"), checks.shaping),
-        **dict.fromkeys(("reduce_range", "is_dynamic"), checks.switch),
+        **dict.fromkeys(("reduce_range", "has_customized_qrange", "is_dynamic"), checks.switch),
     }
 
     #: Why observers of a class cannot be merged, if they cannot.
     _unmergeable: ClassVar[str] = ""
+    #: Whether options were assigned since they were looked at together.
+    _assigned: bool = False
     #: Whether the ends move each by itself, so that the least may come to exceed the greatest.
     _ends_may_cross: ClassVar[bool] = False
 
@@ -184,7 +185,13 @@ class Observer(Module):
         self._keep(self._widened(*extremes(granularity, x)))
 
     def _check_together(self) -> None:
-        """Raise a ValueError unless all arrays have as many channels: each may be assigned."""
+        """Raise an error unless options go together, and arrays have as many channels.
+
+        Each may be assigned, in any order.
+        """
+        if self._assigned:
+            self._check_options()
+            self.__dict__["_assigned"] = False
         low, high = self.min_val, self.max_val
         if not (type(low) is type(high) is np.ndarray and low.shape == high.shape):
             self._check_fits("max_val")
@@ -232,13 +239,10 @@ class Observer(Module):
         return self._shaped(least, greatest)
 
     def _checked(self, name: str, value: Any) -> Any:
-        """An option goes with the others, once there are all, before `eps`.
-
-        An end on a GPU that is that of nothing is kept in NumPy, where `_unset` looks at it.
-        """
+        """An end on a GPU that is that of nothing is kept in NumPy, where `_unset` looks at it."""
         value = super()._checked(name, value)
-        if name in (*self._settings, "is_dynamic") and hasattr(self, "eps"):
-            remade(self, {**self.__dict__, name: value}, {})._check_options()
+        if name in (*self._options, "qscheme"):
+            self.__dict__["_assigned"] = True
         if name in self._travelling and on_device(value):
             nothing = self._of_nothing()[name]
             if kind(value)[0] == nothing.shape and (on_host(value) == nothing).all():
