@@ -24,13 +24,15 @@ def test_fault(fault):
 
 
 def test_the_tests_that_are_asked_first():
-    """All exist, with just these arguments; those about CUDA need its compiler to be collected."""
+    """All exist, with just these arguments; some need CUDA's compiler or peers to be collected."""
     names = dict.fromkeys(name for fault in FAULTS for name in fault.first)
     simulated = [name for name in names if name.startswith(SIMULATED)]
     names = [name for name in names if name not in simulated]
     if find_spec("numba_cuda") is None:
         names = [name for name in names if not name.startswith("tests/test_cuda")]
         simulated = []
+    if None in map(find_spec, ("torch", "onnx", "onnxruntime")):
+        names = [name for name in names if not name.startswith("tests/peers")]
     for some, where in ((names, "0"), (simulated, "1")):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *some]
         env = os.environ | {"NUMBA_ENABLE_CUDASIM": where}
