@@ -57,13 +57,14 @@ BOUNDS: Final[dict[DType, tuple[int, int]]] = {
 NARROW: Final = frozenset(BOUNDS) - FLOAT8 - {int32}
 
 #: Pairs of dtypes of scales and zero points as they mostly come: of codes, of what is learned, of
-#: float64, of these three, and of any floats, with zero points of the same dtype or integers.
+#: float64, and of any floats, with zero points of the same dtype or integers.
 Pairs = tuple[tuple[Any, Any], ...]
 CODES: Final[Pairs] = ((float32, int32),)
 LEARNED: Final[Pairs] = ((float32, float32),)
 DOUBLE: Final[Pairs] = ((float64, int64), (float64, float64))
-SINGLE_OR_DOUBLE: Final = CODES + LEARNED + DOUBLE
-KEPT: Final = SINGLE_OR_DOUBLE + tuple((s, z) for s in (float16, bfloat16) for z in (int32, s))
+KEPT: Final = (
+    CODES + LEARNED + DOUBLE + tuple((s, z) for s in (float16, bfloat16) for z in (int32, s))
+)
 
 #: The dtypes in which scales are used, by their own.
 IN_THEIR_OWN: Final[Mapping[DType, DType]] = {}

@@ -948,7 +948,7 @@ def _promoting(
     kinds, used_in = dtypes.KEPT, dtypes.IN_THEIR_OWN
     within: tuple[float, float] = -_SMALL, _SMALL
     if dtype in dtypes.FLOAT8:  # as which it counts is a float32, and so do scales and zero points
-        kinds = dtypes.SINGLE_OR_DOUBLE
+        kinds = tuple(pair for pair in kinds if pair[0].itemsize > 2)
     elif _narrow(result, dtype):  # the product is rounded to the scales' dtype anyway
         kinds = tuple(pair for pair in kinds if pair != (result, dtypes.int32))
         within, used_in = _exact_within(dtype), {result: dtypes.float32}

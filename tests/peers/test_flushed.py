@@ -42,6 +42,7 @@ def updated(x):
 
 LEARNED = nq.fake_quantize_learnable_per_tensor_affine_backward
 INT8 = -128, 127, np.int8
+QPARAMS = np.array([0.1], F32), np.array([3], F32)
 ONE = np.array([2e-38], F32), np.array([3], np.int32)
 #: Numbers of float32 about 1e-38, the least that is normal, and how many steps of 1e-39 they are.
 CODES = {n: np.resize(np.arange(-15, 16), (1, n)).astype(np.int8) for n in SIZES}
@@ -53,7 +54,7 @@ STEPS = {
     "quantize": lambda x: nq.quantize_per_channel(x, *ONE, 0, *INT8),
     "dequantize": lambda x: nq.dequantize_per_tensor(CODES[x.size], 1e-39, 3, *INT8),
     "fake quantize": lambda x: nq.fake_quantize_per_tensor_affine(x, 2e-38, 3, -128, 127),
-    "learnable": lambda x: np.concatenate([a.ravel() for a in LEARNED(x, x, *ONE, -128, 127, 1.0)]),
+    "learnable": lambda x: LEARNED(x, CODES[x.size] * F32(0.013), *QPARAMS, -128, 127, 1.0)[1],
     "step": updated,
     "distance": lambda x: np.array(metrics.mse(x, 2 * x)),
 }

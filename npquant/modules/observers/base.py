@@ -99,8 +99,7 @@ class Observer(Module):
         self.has_customized_qrange = quant_min is not None or quant_max is not None
         self.quant_min, self.quant_max = self._bounds(quant_min, quant_max)
         self.is_dynamic = is_dynamic
-        if self.is_dynamic:
-            self._check_dynamic()
+        self._check_options()
         self.eps = np.array([checks.scale_float32(eps, "eps")], FLOAT)
         self.reset_min_max_vals()
 

@@ -89,7 +89,6 @@ class _CountingObserver(Observer):
         if qscheme is None:
             qscheme = (PER_TENSOR if ch_axis is None else PER_CHANNEL)[0]
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, False)
-        self._check_options()
 
     def _check_options(self) -> None:
         super()._check_options()

@@ -134,7 +134,6 @@ class HistogramObserver(Observer):
     ) -> None:
         self.bins, self.upsample_rate = bins, upsample_rate
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
-        self._check_options()
 
     def _check_options(self) -> None:
         super()._check_options()
