@@ -869,3 +869,13 @@ def test_rows_held_out_that_overflow():
     layer, grid = Linear(np.ones((1, 2), F32)), Grid(0.7, 0, -8, 7)
     with pytest.raises(ValueError, match=r"held_out must be of rows of which layers\[0\] gives"):
         optimize_rounding(layer, grid, x, held_out=np.array([4]), **QUICK)
+
+
+@pytest.mark.parametrize("held_out", [0.0, np.arange(5)])
+def test_a_power_that_no_float32_holds_is_compared_in_silence(held_out):
+    """NumPy makes a float32 of a Python float beside one, and warns of what overflows."""
+    w, x = np.ones((16, 8), F32), np.full((9, 8), 1e19, F32)
+    if len(np.atleast_1d(held_out)) > 1:
+        x[5:] = 1
+    with pytest.raises(ValueError, match=r"mean square is within float32, got 6\.39\d*e\+39"):
+        optimize_rounding(Linear(w), Grid(0.7, 0, -8, 7), x, held_out=held_out, **QUICK)

@@ -33,6 +33,10 @@ from npquant.cpu.metrics import dot, total_squared_difference
 from npquant.errors import show
 from npquant.optim import Adam
 
+#: Of float32, as Python's floats: others beside a float32 are made one, with a warning of what
+#: overflows.
+_TINY, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 #: Dtypes of numbers of rows.
 _ROWS = dtypes.INTEGERS | {np.dtype(np.uint64), dtypes.bool_}
 
@@ -315,15 +319,14 @@ class _Rows:
 
     def check(self, name: str) -> None:
         """Refuse outputs whose loss float32 cannot hold, nor a gradient of it."""
-        limits = np.finfo(np.float32)
-        if not (limits.tiny <= self.share <= limits.max and self.power <= limits.max):
+        if not (_TINY <= self.share <= _MOST and self.power <= _MOST):
             raise ValueError(
                 f"{name} must give outputs whose mean square is within float32, got {self.power}"
             )
 
     def check_held_out(self, name: str) -> None:
         """The same of rows that only judge, whose outputs may all be 0."""
-        if not self.power <= np.finfo(np.float32).max:
+        if not self.power <= _MOST:
             raise ValueError(
                 f"held_out must be of rows of which {name} gives outputs whose mean square is "
                 f"within float32, got {self.power}"
