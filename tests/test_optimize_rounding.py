@@ -879,3 +879,30 @@ def test_a_power_that_no_float32_holds_is_compared_in_silence(held_out):
         x[5:] = 1
     with pytest.raises(ValueError, match=r"mean square is within float32, got 6\.39\d*e\+39"):
         optimize_rounding(Linear(w), Grid(0.7, 0, -8, 7), x, held_out=held_out, **QUICK)
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_what_is_next_to_nothing_is_no_error(gram):
+    """Of a saturated sigmoid, and of small inputs, as NumPy is told to take it."""
+    w, x = normal(0, 6, 8), normal(1, 40, 8)
+    saturated = Linear(w * 5, np.full(6, -50, F32), ag.sigmoid)
+    with np.errstate(all="raise"):
+        optimize_rounding(saturated, Grid(2.0, 0, -20, 20), x, gram=gram, **QUICK)
+        optimize_rounding(Linear(w), Grid(0.5, 0, -8, 7), x * np.float32(1e-15), gram=gram, **QUICK)
+
+
+def test_squares_of_a_batch_that_no_float32_holds():
+    """The gradient is that of the differences, and no other number is read."""
+    w, x = normal(0, 6, 8), normal(1, 40, 8)
+    x[0] *= 1e19
+    done = optimize_rounding(
+        Linear(w), Grid(5.0, 0, -1, 1), x, gram=False, batch_size=1, held_out=0.0, **QUICK
+    )
+    assert np.isfinite(done.report.loss_adaround)
+
+
+def test_what_earlier_layers_put_out_is_refused_in_silence():
+    chain = [Linear(normal(0, 6, 8), activation=ag.relu), Linear(normal(2, 6, 6))]
+    grids = [Grid(1e25, 0, -8, 7), Grid(0.5, 0, -8, 7)]
+    with pytest.raises(ValueError, match=r"the inputs of layers\[1\] must have squares"):
+        optimize_rounding(chain, grids, normal(1, 40, 8), keep="adaround", **QUICK)

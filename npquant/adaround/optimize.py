@@ -137,6 +137,7 @@ class Rounded:
     report: RoundingReport
 
 
+@np.errstate(under="ignore")  # of squares and slopes that are next to nothing
 def optimize_rounding(
     layers: Any,
     grids: Any,
@@ -345,7 +346,8 @@ class _Rows:
         with ag.Tape() as tape:
             tape.watch(weight)
             y = tape.apply(self.layer, self.x[batch], weight)
-            loss = tape.apply(ag.mse_loss, y, self.target[batch])
+            with np.errstate(over="ignore"):  # of a loss that nobody reads
+                loss = tape.apply(ag.mse_loss, y, self.target[batch])
         found: Array = tape.gradient(loss, weight, self.share)
         return found
 
@@ -373,9 +375,9 @@ class _Moments:
         groups, columns, _ = gram.shape
         self.weight = weight.reshape(groups, -1, columns)
         self.gram, self.rest, self.power = gram, rest, power or 1.0
-        self.shift = self.weight @ shift
         share = 2 * weight.size / self.power
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # of what is refused
+            self.shift = self.weight @ shift
             self.slope = (share * gram).astype(np.float32)
             self.start = (share * self.shift).astype(np.float32)
         self.change, self.found = np.empty_like(self.weight), np.empty_like(self.weight)
