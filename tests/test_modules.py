@@ -775,6 +775,23 @@ def test_a_call_that_is_broken_off_may_be_made_again(error, monkeypatch):
             assert_same(module.state_dict()[key], array, key)
 
 
+def test_bounds_are_the_observers():
+    """There they are assigned, and what is exchanged for it has the new ones."""
+    for module in one_of_each():
+        observer = module.activation_post_process
+        other = type(observer)(quant_min=-4, quant_max=3, dtype="int8", qscheme=module.qscheme)
+        with pytest.raises(ValueError, match="must have the quant_min -8, got -4"):
+            module.activation_post_process = other
+        observer.quant_min, observer.quant_max = -4, 3
+        module.activation_post_process = other
+        assert (module.quant_min, module.quant_max) == (-4, 3)
+        assert "quant_min=-4, quant_max=3" in repr(module)
+        y, scale = module(data((4, 6))), module.calculate_qparams()[0]
+        assert -4 <= np.rint(y / scale).min() < np.rint(y / scale).max() <= 3
+        with pytest.raises(AttributeError, match="quant_min"):
+            module.quant_min = -8
+
+
 def test_an_observer_is_exchanged_for_one_of_the_same_settings():
     """With others a call would fail, or choose qparams that the state cannot have."""
     for module in one_of_each():
@@ -990,6 +1007,19 @@ def test_fused(scheme, axis, dtype):
             module.disable_observer()
             module(x)
             assert_same(qparams, (module.scale, module.zero_point))
+
+
+def test_options_of_the_fused_modules_observer_go_together():
+    """They are looked at before anything moves, with channels and without."""
+    for axis in (None, 0):
+        module = one_of_each(axis)[1]
+        module(data((4, 6)))
+        held = tuple(module.state_dict().values())
+        module.activation_post_process.quant_max = 300
+        with pytest.raises(ValueError, match=r"must lie within .* for int8, got -8"):
+            module(2 * data((4, 6)))
+        module.activation_post_process.quant_max = 7
+        assert_same(tuple(module.state_dict().values()), held)
 
 
 def test_fused_quantizes_before_it_observes():

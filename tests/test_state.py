@@ -570,7 +570,7 @@ def test_attributes_that_cannot_be():
               ("zero_point", np.int32([99])), ("observer_enabled", np.uint8([2]))]  # fmt: skip
     for key, value in faults:
         refused(fq, vars(fq) | {key: value}, key)
-    for key in ("quant_min", "is_per_channel"):
+    for key in ("activation_post_process", "is_per_channel"):
         refused(fq, {k: v for k, v in vars(fq).items() if k != key}, key)
     observer = fq.activation_post_process
     refused(observer, vars(observer) | {"min_val": F32([1, 2])}, "min_val")
@@ -672,6 +672,21 @@ def test_assignments_that_cannot_be():
         setattr(module, key, value)
         with pytest.raises(ValueError, match=message):
             module.state_dict()
+
+
+@pytest.mark.parametrize("made", [FakeQuantize, FusedMovingAvgObsFakeQuantize])
+def test_a_zero_point_of_bounds_that_were_changed_since(made):
+    """It is kept, copied and saved, and chosen anew by the next call."""
+    module = made(quant_min=-128, quant_max=127, dtype=np.int8)
+    module(F32([0, 1]))
+    assert module.zero_point == -128
+    observer = module.activation_post_process
+    observer.quant_min, observer.quant_max = -8, 7
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module):
+        other.load_state_dict(other.state_dict())
+        assert other.zero_point == -128
+        assert other(F32([0, 1])).tolist() == [0, 1]
+        assert other.zero_point == -8
 
 
 class SlottedObserver(MinMaxObserver):

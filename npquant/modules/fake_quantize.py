@@ -49,7 +49,7 @@ class FakeQuantizeBase(Module):
     fake_quant_enabled, observer_enabled : ndarray
         Switches, 0 or 1, of shape (1,).
     quant_min, quant_max : int
-        Least and greatest code.
+        Least and greatest code, those of the observer: there they may be changed.
     dtype : dtype
         Dtype of the codes.
     qscheme : str
@@ -75,11 +75,21 @@ class FakeQuantizeBase(Module):
         self.activation_post_process = made
         self.dtype = dtypes.integer_target(made.dtype)
         self.qscheme = made.qscheme
-        self.quant_min, self.quant_max = made.quant_min, made.quant_max
+        self._made_for = made.quant_min, made.quant_max
         self.ch_axis = -1 if made.ch_axis is None else made.ch_axis
         self.is_per_channel = self.qscheme not in PER_TENSOR
         for name in self._switches:
             self._switch(name, True)
+
+    @property
+    def quant_min(self) -> int:
+        """Least code: that of the observer, whose qparams are for it."""
+        return self.activation_post_process.quant_min
+
+    @property
+    def quant_max(self) -> int:
+        """Greatest code, of the observer too."""
+        return self.activation_post_process.quant_max
 
     def _check_module(self, name: str, value: Any) -> None:
         if not isinstance(value, Observer):
@@ -438,11 +448,14 @@ class FakeQuantize(FakeQuantizeBase):
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         checks.of_shape(state["zero_point"], key_of(prefix, "zero_point"), state["scale"].shape)
         if self.qscheme != FLOAT_QPARAMS:
+            lo, hi = self.quant_min, self.quant_max
+            if (lo, hi) != self._made_for:  # until they are chosen anew, they may be of others
+                lo, hi = dtypes.BOUNDS[self.dtype]
             z = state["zero_point"][np.isfinite(state["scale"])]
-            if not ((z >= self.quant_min) & (z <= self.quant_max)).all():
+            if not ((z >= lo) & (z <= hi)).all():
                 raise ValueError(
-                    f"{key_of(prefix, 'zero_point')} must lie within "
-                    f"{self.quant_min}..{self.quant_max}, got {show(state['zero_point'])}"
+                    f"{key_of(prefix, 'zero_point')} must lie within {lo}..{hi}, "
+                    f"got {show(state['zero_point'])}"
                 )
 
     def extra_repr(self) -> str:
@@ -561,6 +574,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     def _state_for(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """Copies of the state, which the step writes to; of one a channel from the first call."""
         seen = self.activation_post_process
+        seen._check_together()
         if not seen._unset:
             seen._bring(x, "min_val", "max_val")
         self._bring(x, "scale", "zero_point")

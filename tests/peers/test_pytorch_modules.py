@@ -143,6 +143,23 @@ def test_is_dynamic():
         assert_same(ours(x), theirs(tensor(x)).numpy())
 
 
+@pytest.mark.parametrize("name", ["FakeQuantize", "FusedMovingAvgObsFakeQuantize"])
+@pytest.mark.parametrize("observer", [PER_TENSOR[0], PER_CHANNEL[0]])
+def test_bounds_are_those_that_the_observer_has_by_now(name, observer):
+    """Fewer bits, more, and others while nothing is observed."""
+    for qscheme in schemes(observer)[:2]:
+        ours, theirs = pair(name, observer, np.int8, qscheme, -128, 127, averaging_constant=1)
+        for i, (lo, hi) in enumerate([(-128, 127), (-8, 7), (-128, 127), (-127, 127)]):
+            for module in (ours, theirs):
+                module.activation_post_process.quant_min = lo
+                module.activation_post_process.quant_max = hi
+                module.enable_observer(i < 3)
+            for x in (data((3, 4), i), data((3, 4), i) * 3):
+                assert_same(ours(x), theirs(tensor(x)).numpy(), f"{qscheme} {i}")
+                check_state(ours, theirs, f"{qscheme} {i}")
+            assert (ours.quant_min, ours.quant_max) == (lo, hi)
+
+
 # --- fused ------------------------------------------------------------------------------------
 
 
@@ -316,6 +333,19 @@ def test_d28_float_qparams():
     x = np.array([[0, 1], [0, 100]], np.float32)
     assert theirs(tensor(x))[1, 1] == 1
     assert ours(x)[1, 1] == 100
+
+
+def test_d28_other_bounds_than_the_observers():
+    """PyTorch clips to the bounds that it was given at first, with a scale for others."""
+    ours, theirs = pair(
+        "LearnableFakeQuantize", "MinMaxObserver", np.int8, "per_tensor_symmetric", -8, 7
+    )
+    for module in (ours, theirs):
+        module.activation_post_process.quant_min = -128
+        module.activation_post_process.quant_max = 127
+    x = np.array([-1, 0.2, 2.55], np.float32)
+    assert theirs(tensor(x))[2] < 0.2
+    assert ours(x)[2] > 2.5
 
 
 def test_d28_grad_scaling_divides_by_zero():
