@@ -1452,7 +1452,10 @@ def test_modes():
     assert switches() == [1, 1, 0, 1]
     module.toggle_observer_update(False).toggle_fake_quant(False).toggle_qparam_learning()
     assert switches() == [0, 0, 1, 1]
-    assert LearnableFakeQuantize(MinMaxObserver, -4, 3, dtype=np.int8).bitwidth == 3
+    module = LearnableFakeQuantize(MinMaxObserver, -4, 3, dtype=np.int8)
+    assert module.bitwidth == 3
+    module.activation_post_process.quant_min = -12
+    assert module.bitwidth == 4
 
 
 def test_a_tape_keeps_the_scale_that_was_used():

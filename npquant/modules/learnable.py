@@ -207,9 +207,13 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         s, z = checks.scale_float32(scale, "scale"), checks.finite_float32(zero_point, "zero_point")
         self.scale = Parameter(np.full(count, s, _FLOAT), "scale")
         self.zero_point = Parameter(np.full(count, z, _FLOAT), "zero_point")
-        self.bitwidth = int(math.log2(self.quant_max - self.quant_min + 1))
         self.eps = np.array([EPS], _FLOAT)
         self._switch("learning_enabled", False)
+
+    @property
+    def bitwidth(self) -> int:
+        """How many bits the codes have, rounded down."""
+        return int(math.log2(self.quant_max - self.quant_min + 1))
 
     def _check_rows(self) -> None:
         """Raise a ValueError unless rows can be observed as channels."""
