@@ -169,7 +169,8 @@ def gptq(
                 left[part, start:stop].T.copy(), scales[places].T.copy(), zeros[places].T.copy(),
                 upper[start:stop, start:stop], lo, hi,
             )  # fmt: skip
-            values[places], codes[places], errors[part] = (a.T for a in found)
+            with np.errstate(over="ignore"):  # a value beyond float32 is infinite, as dequantized
+                values[places], codes[places], errors[part] = (a.T for a in found)
         left[:, stop:] -= errors @ upper[start:stop, stop:]
     return values, codes
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cases import assert_same
-from npquant import ArraySpec
+from npquant import ArraySpec, dequantize_per_tensor
 from npquant.gptq import gptq
 
 F32, F64 = np.float32, np.float64
@@ -301,6 +301,16 @@ def test_what_is_next_to_nothing_is_no_error():
             got = gptq(weight, far, 1.0, 0, *BITS, axis=None)
         assert_same(got, gptq(weight, far, 1.0, 0, *BITS, axis=None))
         assert got[1].tolist() == [[2, 0]]
+
+
+def test_a_value_that_no_float32_holds_is_infinite_as_dequantized():
+    """What the first column misses carries the second one's code beyond."""
+    weight, gram = np.array([[1.4e38, 3.3e38]], F32), np.array([[1.0, 0.9], [0.9, 1.0]])
+    with np.errstate(all="raise"):
+        values, codes = gptq(weight, gram, 1e38, 0, -8, 7, axis=None)
+    assert codes.tolist() == [[1, 4]]
+    assert_same(values, dequantize_per_tensor(codes, 1e38, 0, -8, 7, np.int32))
+    assert values[0, 1] == np.inf
 
 
 def test_without_damping_a_singular_matrix_is_refused():

@@ -211,6 +211,21 @@ def test_d27_qparams_that_no_forward_used():
         assert_same(ours.calculate_qparams(), (theirs.scale.numpy(), theirs.zero_point.numpy()))
 
 
+def test_d27_nothing_after_a_reset():
+    """PyTorch chooses qparams of a range that nothing was seen of, and warns."""
+    ours, theirs = pair("FakeQuantize", PER_TENSOR[0], np.int8, "per_tensor_affine", -128, 127)
+    x = np.array([-1.3, 0.2, 2.7], np.float32)
+    for module, of in ((ours, np.asarray), (theirs, tensor)):
+        module(of(x))
+        module.activation_post_process.reset_min_max_vals()
+    held = ours.scale.copy()
+    ours(x[:0])
+    with pytest.warns(UserWarning, match="must run observer before calling calculate_qparams"):
+        theirs(tensor(x[:0]))
+    assert (theirs.scale, theirs.zero_point) == (1, 0)
+    assert_same(ours.scale, held)
+
+
 # --- learnable --------------------------------------------------------------------------------
 
 PARAMETERS = ("scale", "zero_point")
