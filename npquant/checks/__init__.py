@@ -95,6 +95,6 @@ from npquant.checks.qparams import (
     scales,
     scales_float32,
     truncated_inside,
-    usual,
+    usual_qparams,
 )
 from npquant.cpu.checks import any_reversed, outside

@@ -89,7 +89,7 @@ LOOK_AT_CODES, LOOK_AT_LEARNED, LOOK_AT_KEPT = (
 )
 
 
-def usual(
+def usual_qparams(
     scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], looks: Looks, lo: float,
     hi: float, x: Array,
 ) -> tuple[Array, Array] | None:  # fmt: skip
@@ -162,7 +162,7 @@ def code_qparams(
 ) -> tuple[Array, Array]:
     """What to quantize with, rounding before the zero point is added."""
     end = SMALL_ZERO_POINT
-    found = usual(scales_, zero_points_, shapes, LOOK_AT_CODES, -end, end, x)
+    found = usual_qparams(scales_, zero_points_, shapes, LOOK_AT_CODES, -end, end, x)
     if found is not None:
         return found
     s = scales(scales_, "scales", shapes, x)
@@ -174,7 +174,7 @@ def kept_qparams(
     scales_: Any, zero_points_: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """Scales and zero points that are used in their own precision."""
-    found = usual(scales_, zero_points_, shapes, LOOK_AT_KEPT, -MOST, MOST, x)
+    found = usual_qparams(scales_, zero_points_, shapes, LOOK_AT_KEPT, -MOST, MOST, x)
     if found is not None:
         return found
     s = scales(scales_, "scales", shapes, x)
@@ -224,7 +224,7 @@ def learned_qparams(
     scale: Any, zero_point: Any, shapes: tuple[tuple[int, ...], ...], x: Array
 ) -> tuple[Array, Array]:
     """A float32 scale and a zero point that may be any number."""
-    found = usual(scale, zero_point, shapes, LOOK_AT_LEARNED, -math.inf, math.inf, x)
+    found = usual_qparams(scale, zero_point, shapes, LOOK_AT_LEARNED, -math.inf, math.inf, x)
     if found is not None:
         return found
     if shapes is ONE and not isinstance(x, ARRAYS):  # numbers beside arrays on a GPU

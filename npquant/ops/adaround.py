@@ -719,7 +719,7 @@ def _plan(
 def _qparams(x: Array, scale: Any, zero_point: Any, form: Form) -> tuple[Any, Any]:
     shapes, (lo, hi, _) = form.shapes, form.constants
     if shapes and x.dtype != dtypes.float64:
-        found = checks.usual(scale, zero_point, shapes, checks.LOOK_AT_CODES, lo, hi, x)
+        found = checks.usual_qparams(scale, zero_point, shapes, checks.LOOK_AT_CODES, lo, hi, x)
         if found is not None:
             return found
     return _scale(x, scale, shapes), _zero_point(x, zero_point, shapes, lo, hi)

@@ -1026,7 +1026,7 @@ def _per_channel(
     if done is not None:
         return done
     lo, hi, _ = form.constants
-    qparams = checks.usual(scale, zero_point, form.shapes, checks.LOOK_AT_CODES, lo, hi, x)
+    qparams = checks.usual_qparams(scale, zero_point, form.shapes, checks.LOOK_AT_CODES, lo, hi, x)
     if qparams is None:
         s = checks.scales_float32(scale, "scale", form.shapes, x)
         z = checks.parameters(zero_point, "zero_point", form.shapes, x)
@@ -1062,7 +1062,9 @@ def _decomposed(
     double, qparams, kernel = x.dtype == dtypes.float64, None, form.kernel
     shapes = form.shapes
     if form.precision.code == "float32":
-        qparams = checks.usual(scales, zero_points, shapes, checks.LOOK_AT_CODES, *form.within, x)
+        qparams = checks.usual_qparams(
+            scales, zero_points, shapes, checks.LOOK_AT_CODES, *form.within, x
+        )
     if qparams is None:
         kernel = kernel.replace("decomposed", "decomposed_wide")
         precise = x.dtype if double else dtypes.float32

@@ -1079,7 +1079,7 @@ def _dequantize_rows(
     found, code = None, "float32"
     if q.dtype != dtypes.int32:  # whose differences with small integers a float32 holds exactly
         looks = checks.LOOK_AT_CODES
-        found = checks.usual(scales, zero_points, form.shapes, looks, *form.within, q)
+        found = checks.usual_qparams(scales, zero_points, form.shapes, looks, *form.within, q)
     if found is not None:
         s, z = found
     else:
