@@ -101,7 +101,7 @@ class Module:
                 raise TypeError(f"{name} must be a Parameter, got {seen(value)}")
             given = array_of(value.value)
             if getattr(self, name) is None:  # and so of no dtype by now
-                self._check_array(name, name, _copied(name, _hosted(given), self._kinds.get(name)))
+                self._check_array(name, name, _copied(name, hosted(given), self._kinds.get(name)))
                 return value
         if on_device(given):
             if name in (*self._parameters, *self._travelling):
@@ -133,7 +133,7 @@ class Module:
             try:
                 arrays = {
                     name: _copied(
-                        key_of(prefix, name), _hosted(module._get(name)), module._dtypes(name)
+                        key_of(prefix, name), hosted(module._get(name)), module._dtypes(name)
                     )
                     for name in module._names()
                 }
@@ -267,7 +267,7 @@ class Module:
         for name in module._modules:
             self._check_module(name, getattr(module, name))
         arrays = {
-            name: _copied(name, _hosted(module._get(name)), self._kinds.get(name))
+            name: _copied(name, hosted(module._get(name)), self._kinds.get(name))
             for name in module._names()
         }
         module._check("", arrays)
@@ -310,7 +310,7 @@ def array_of(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _hosted(value: Any) -> Any:
+def hosted(value: Any) -> Any:
     """What is on a GPU as an array of NumPy, and anything else as it is."""
     return on_host(value) if on_device(value) else value
 

@@ -11,18 +11,7 @@ import numpy as np
 
 from npquant import backend, checks, dtypes, layout
 from npquant.arithmetic import maximum, minimum, without_negative_zero
-from npquant.arrays import (
-    astype,
-    beside,
-    copy,
-    following,
-    full,
-    kind,
-    new,
-    on_host,
-    ravel,
-    reshape,
-)
+from npquant.arrays import astype, beside, copy, following, kind, new, on_host, ravel, reshape
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
@@ -399,74 +388,3 @@ def kept(least: Array, greatest: Array) -> tuple[Array, Array]:
     """A range in float32. No zero has a sign: which is the least would depend on order."""
     low, high = astype(least, FLOAT), astype(greatest, FLOAT)
     return without_negative_zero(low), without_negative_zero(high)
-
-
-def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
-    """The same of what is finite in float32; +inf and -inf where nothing is. No NaN is let in.
-
-    They are looked at, so they come to NumPy.
-    """
-    least, greatest = in_numpy(*extremes(granularity, x))
-    if np.isnan(least).any():
-        raise ValueError("x must not have a NaN, which has no bin")
-    if np.isinf(least).any() or np.isinf(greatest).any():
-        warnings.warn("x has infinities, which are not observed", stacklevel=5)
-        return in_numpy(*kept(*backend.of(x).minmax_finite(granularity, x)))
-    return least, greatest
-
-
-def in_numpy(least: Array, greatest: Array) -> tuple[Array, Array]:
-    """The same in NumPy: copies, where they are on a GPU."""
-    if isinstance(least, np.ndarray):
-        return least, greatest
-    return on_host(least), on_host(greatest)
-
-
-def counted(
-    count: str, granularity: Granularity, x: Array, low: Array, high: Array, counts: Array
-) -> None:
-    """Let the backend of `x` count it by the kernel of this name, and add to `counts`, of NumPy."""
-    run = getattr(backend.of(x), count)
-    if isinstance(x, np.ndarray):
-        run(granularity, x, low, high, counts)
-    else:
-        there = full(x, counts.shape, counts.dtype, 0)
-        run(granularity, x, beside(x, low), beside(x, high), there)
-        counts += on_host(there)
-
-
-def uniform(dtype: dtypes.DType) -> None:
-    """Refuse float8, whose codes are not evenly spaced."""
-    if dtype in dtypes.FLOAT8:
-        raise TypeError(f"dtype must be one of evenly spaced codes, got {dtype}")
-
-
-def as_many_bins(bins: Any, histogram: Array) -> None:
-    """Raise a ValueError unless there are as many counts as a kernel is told: bins may be set."""
-    if histogram.shape[-1] != bins:
-        raise ValueError(
-            f"bins must be {histogram.shape[-1]}, as many as histogram has, until "
-            f"reset_min_max_vals(), got {show(bins)}"
-        )
-
-
-def check_counts(prefix: str, state: Mapping[str, Array]) -> None:
-    """Counts are of what was seen, and the extremes of counted values are finite."""
-    counts, least, greatest = state["histogram"], state["min_val"], state["max_val"]
-    name = key_of(prefix, "histogram")
-    if not ((counts >= 0) & (counts < math.inf)).all():
-        worst = counts.max() if counts.min() >= 0 else counts.min()
-        raise ValueError(f"{name} must have finite counts, none of them negative, got {worst}")
-    sums = counts.sum(axis=-1, dtype=np.float64)
-    if not (sums < 2.0**63).all():
-        raise ValueError(f"{name} must have counts whose sum an int64 holds, got {sums.max()}")
-    nothing = (least == math.inf) & (greatest == -math.inf)
-    if not (nothing | np.isfinite(least) & np.isfinite(greatest)).all():
-        raise ValueError(
-            f"{key_of(prefix, 'min_val')} must be finite, as max_val, or inf and that -inf "
-            f"where nothing was seen, got {show(least)} and {show(greatest)}"
-        )
-    if (seen := counts[nothing]).any():
-        raise ValueError(
-            f"{name} must have no counts where nothing was seen, got {seen.sum():g} of them"
-        )

@@ -25,12 +25,8 @@ from npquant.modules.observers.base import (
     PER_CHANNEL,
     PER_TENSOR,
     Observer,
-    as_many_bins,
-    check_counts,
-    counted,
-    finite_extremes,
-    uniform,
 )
+from npquant.modules.observers.bins import BinnedObserver, counted, finite_extremes
 
 #: No bound is less than 2**this: float32 holds 1 / width for it, with the most bins.
 _LEAST_EXPONENT = -100
@@ -50,7 +46,7 @@ def _percentile(value: Any, name: str) -> float:
     return v
 
 
-class _CountingObserver(Observer):
+class _CountingObserver(BinnedObserver):
     """What the observers with a doubling histogram share.
 
     The bins of a channel are of one width, a power of two, from -2**exponent to 2**exponent, which
@@ -60,9 +56,7 @@ class _CountingObserver(Observer):
     """
 
     _schemes = (*PER_TENSOR, *PER_CHANNEL)
-    _settings = (*Observer._settings, "bins")
     _buffers = ("eps", "histogram", "exponent", "min_val", "max_val")
-    _travelling = ()
     _kinds: ClassVar[Kinds] = {
         **Observer._kinds,
         "histogram": (dtypes.int64,),
@@ -70,7 +64,6 @@ class _CountingObserver(Observer):
     }
     _options: ClassVar[Options] = {**Observer._options, "bins": _power_of_two}
 
-    histogram: Array
     exponent: Array
 
     def __init__(
@@ -90,13 +83,8 @@ class _CountingObserver(Observer):
             qscheme = (PER_TENSOR if ch_axis is None else PER_CHANNEL)[0]
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, False)
 
-    def _check_options(self) -> None:
-        super()._check_options()
-        uniform(self.dtype)
-
     def _check_together(self) -> None:
         super()._check_together()
-        as_many_bins(self.bins, self.histogram)
         if self.ch_axis is not None:
             channels = len(self.min_val)
             if not channels == len(self.histogram) == len(self.exponent):
@@ -188,7 +176,7 @@ class _CountingObserver(Observer):
         super()._check_state(prefix, rest)
         shape = (*state["min_val"].shape, self.bins)
         checks.of_shape(histogram, key_of(prefix, "histogram"), shape)
-        check_counts(prefix, state)
+        self._check_counts(prefix, state)
         if not (histogram.any(axis=-1) | (state["min_val"] > state["max_val"])).all():
             raise ValueError(
                 f"{key_of(prefix, 'histogram')} must have counts where something was seen"

@@ -19,15 +19,11 @@ from npquant.modules.observers.base import (
     FLOAT,
     PER_TENSOR,
     Observer,
-    as_many_bins,
-    check_counts,
-    counted,
-    finite_extremes,
-    uniform,
 )
+from npquant.modules.observers.bins import BinnedObserver, counted, finite_extremes
 
 
-class HistogramObserver(Observer):
+class HistogramObserver(BinnedObserver):
     """Observe a histogram, and clip the range to where the squared error is least.
 
     The bins divide the range from the least to the greatest value seen. When an array widens it,
@@ -103,9 +99,7 @@ class HistogramObserver(Observer):
     """
 
     _schemes = PER_TENSOR
-    _settings = (*Observer._settings, "bins")
     _buffers = ("eps", "histogram", "min_val", "max_val")
-    _travelling = ()
     _kinds: ClassVar[Kinds] = dict.fromkeys(_buffers, (FLOAT,))
     _options: ClassVar[Options] = {
         **Observer._options,
@@ -116,8 +110,6 @@ class HistogramObserver(Observer):
         "its bins are spread over others whenever the range grows, so they depend on the order in "
         "which arrays came; an MSEObserver can be"
     )
-
-    histogram: Array
 
     def __init__(
         self,
@@ -134,14 +126,6 @@ class HistogramObserver(Observer):
     ) -> None:
         self.bins, self.upsample_rate = bins, upsample_rate
         super().__init__(dtype, qscheme, reduce_range, quant_min, quant_max, eps, is_dynamic)
-
-    def _check_options(self) -> None:
-        super()._check_options()
-        uniform(self.dtype)
-
-    def _check_together(self) -> None:
-        super()._check_together()
-        as_many_bins(self.bins, self.histogram)
 
     def _observe(self, granularity: Granularity, x: Array) -> None:
         self._check_together()
@@ -202,7 +186,7 @@ class HistogramObserver(Observer):
 
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         super()._check_state(prefix, {k: v for k, v in state.items() if k != "histogram"})
-        check_counts(prefix, state)
+        self._check_counts(prefix, state)
         with np.errstate(over="ignore"):
             width = state["max_val"] - state["min_val"]
         if width == math.inf:
