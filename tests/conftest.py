@@ -42,6 +42,15 @@ def one_thread():
 
 
 @pytest.fixture
+def repeated_at_once(monkeypatch):
+    """On a GPU the second of equal calls is what the first has come to, and not the fourth."""
+    from npquant.cuda import again
+
+    monkeypatch.setattr(again, "FIRST", 0)
+    monkeypatch.setattr(again, "ALIKE", 1)
+
+
+@pytest.fixture
 def in_segments(monkeypatch):
     """What threads do, without compiling it: from `in_segments(length)` on, segments in any order.
 

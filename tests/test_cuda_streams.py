@@ -20,7 +20,7 @@ from npquant.arrays import beside
 from npquant.checks.calls import forget
 from npquant.cuda import arrays, target, to_device, to_host
 from npquant.optim import Adam
-from twins import Shown, at_once, elsewhere
+from twins import Shown, elsewhere
 
 #: The handles of two streams.
 STREAM, OTHER = 0x5EED, 0xFEED
@@ -37,7 +37,7 @@ def external_stream(handle):
 
 
 @pytest.fixture(autouse=True)
-def streams(monkeypatch):
+def streams(monkeypatch, repeated_at_once):
     """(kernel, stream) of all that was to be launched."""
     found = []
 
@@ -51,7 +51,6 @@ def streams(monkeypatch):
     monkeypatch.setattr(target.Kernel, "ready", lambda kernel, key: None)
     monkeypatch.setattr(target, "make_ready", lambda: None)
     forget()  # what calls have come to elsewhere
-    at_once(monkeypatch)
     yield found
     forget()
 

@@ -16,7 +16,7 @@ import pytest
 from cases import assert_same
 from npquant import cpu
 from npquant.checks import calls
-from npquant.cuda import again, arrays, target
+from npquant.cuda import arrays, target
 from npquant.cuda.arrays import DeviceArray
 from npquant.cuda.target import SIMULATED
 from npquant.ops.fast_path import no_fast_path
@@ -310,9 +310,3 @@ def elsewhere(kwargs, put):
         else v
         for key, v in kwargs.items()
     }
-
-
-def at_once(monkeypatch):
-    """The second of equal calls is what the first has come to, and not the fourth."""
-    monkeypatch.setattr(again, "FIRST", 0)
-    monkeypatch.setattr(again, "ALIKE", 1)

@@ -12,7 +12,9 @@ from calls import CALLS, DATA, arguments, axes, fits, results
 from cases import assert_same
 from npquant.cuda import target, to_device, to_host
 from npquant.modules import FakeQuantize, PerChannelMinMaxObserver
-from twins import at_once, elsewhere
+from twins import elsewhere
+
+pytestmark = pytest.mark.usefixtures("repeated_at_once")
 
 
 class PyTorch:
@@ -157,11 +159,6 @@ STREAMED = (
     "fused_moving_avg_obs_fake_quant",
     "adaround_regularizer",
 )
-
-
-@pytest.fixture(autouse=True)
-def _repeated_at_once(monkeypatch):
-    at_once(monkeypatch)
 
 
 @contextmanager

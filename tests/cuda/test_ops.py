@@ -15,13 +15,9 @@ from npquant.checks.calls import forget
 from npquant.cuda import loops, target
 from npquant.cuda.arrays import device
 from npquant.cuda.target import SIMULATED
-from twins import at_once, elsewhere, given
+from twins import elsewhere, given
 
-
-@pytest.fixture(autouse=True)
-def _repeated_at_once(monkeypatch):
-    at_once(monkeypatch)
-
+pytestmark = pytest.mark.usefixtures("repeated_at_once")
 
 #: A matrix, for groups and rows; an image, for every axis in every place; channels alone.
 SHAPES = [(9, 28), (3, 5, 2, 4), (37,)]
