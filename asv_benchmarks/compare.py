@@ -37,6 +37,7 @@ from revision import revision
 
 import npquant
 from npquant.cpu import target
+from npquant.demo.environment import cpu_name
 
 SPECS = cases.SPECS + work.SPECS
 
@@ -199,7 +200,7 @@ def about(threads: list[int], versions: dict[str, str]) -> dict[str, str]:
     absent = [name for name in ("torch", "onnxruntime", "onnx") if name not in versions]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "CPU": cpu_model(),
+        "CPU": f"{cpu_name()} ({get_host_cpu_name()})",  # and what the compiler takes it for
         "threads": ", ".join(map(str, threads)),
         "Python": platform.python_version(),
         "npquant": revision(),
@@ -208,14 +209,6 @@ def about(threads: list[int], versions: dict[str, str]) -> dict[str, str]:
         **versions,
         **({"missing peers": ", ".join(absent)} if absent else {}),
     }
-
-
-def cpu_model() -> str:
-    """What the processor calls itself, and what the compiler takes it for."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
-    name = found[1] if found else platform.processor() or platform.machine()
-    return f"{name} ({get_host_cpu_name()})"
 
 
 # --- the command ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 import npquant as nq
+from npquant.dtypes import BOUNDS, int8
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], Any]
@@ -25,17 +26,6 @@ Call = Callable[[], Any]
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 #: Of optimizers and of AdaRound's V.
 PRECISIONS = ("float32", "float64")
-
-#: The least and the greatest code of each quantized dtype.
-BOUNDS = {
-    "int8": (-128, 127),
-    "uint8": (0, 255),
-    "int16": (-32768, 32767),
-    "uint16": (0, 65535),
-    "int32": (-(2**31), 2**31 - 1),
-    "int4": (-8, 7),
-    "float8_e4m3fn": (-448, 448),
-}
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
@@ -238,7 +228,7 @@ class Inputs:
     def __init__(self, layout: Layout, floating: str, codes: str) -> None:
         self.layout = layout
         self.floating, self.target = dtype_named(floating), dtype_named(codes)
-        self.bounds = BOUNDS.get(codes, BOUNDS["int8"])
+        self.bounds = BOUNDS.get(self.target, BOUNDS[int8])
 
     def _laid(self, draw: Callable[[int], Array], dtype: Any) -> Array:
         """So many values as the layout has; large arrays repeat a block of them."""

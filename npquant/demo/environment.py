@@ -44,12 +44,13 @@ class Environment:
             numpy=np.__version__,
             numba=numba.__version__,
             threads=numba.get_num_threads(),
-            cpu=_cpu_name(),
+            cpu=cpu_name(),
             cores=os.cpu_count() or 1,
         )
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the system calls the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

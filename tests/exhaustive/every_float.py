@@ -42,6 +42,7 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 
 import npquant as nq
+from npquant.demo.environment import cpu_name
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
@@ -343,7 +344,7 @@ def versions() -> list[str]:
     return [
         f"npquant {nq.__version__}", f"PyTorch {torch.__version__} ({capability})",
         f"NumPy {np.__version__}", f"Numba {numba.__version__}",
-        f"ml_dtypes {ml_dtypes.__version__}", f"Python {platform.python_version()}", cpu(),
+        f"ml_dtypes {ml_dtypes.__version__}", f"Python {platform.python_version()}", cpu_name(),
     ]  # fmt: skip
 
 
@@ -354,14 +355,6 @@ def sources() -> str:
     for file in sorted(package.rglob("*.py")):
         digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def cpu() -> str:
-    """What the system calls the CPU."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def report(state: dict[str, Any]) -> str:
