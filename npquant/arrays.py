@@ -66,6 +66,11 @@ def _describe() -> Callable[[Any], Array]:
     return device
 
 
+def array_of(value: Any) -> Any:
+    """A scalar of NumPy, as it computes of arrays without axes, as an array; others as they are."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
 def kind(value: Array, name: str = "value") -> tuple[tuple[int, ...], DType]:
     """Shape and dtype."""
     a = array(value, name)

@@ -762,10 +762,10 @@ def _like(value: Any, name: str, x: Array, other: str = "input") -> Array:
 
 def _two(x: Any, y: Any) -> tuple[Any, Any]:
     """Two arrays of one dtype, or an array and a number."""
-    if is_number(y):
+    if is_plain_number(y):
         return _floats(x, "input"), checks.number(y, "other")
     b = _floats(y, "other")
-    if is_number(x):
+    if is_plain_number(x):
         return checks.number(x, "input"), b
     a = _floats(x, "input")
     if isinstance(y, np.generic):  # which is the one to be changed
@@ -775,7 +775,8 @@ def _two(x: Any, y: Any) -> tuple[Any, Any]:
     return a, b
 
 
-def is_number(value: Any) -> bool:
+def is_plain_number(value: Any) -> bool:
+    """Whether it is one of Python's own: those of NumPy count as arrays here."""
     return isinstance(value, (int, float)) and not isinstance(value, (bool, np.generic))
 
 

@@ -148,7 +148,7 @@ def mul(input: Any, other: Any) -> tuple[Array, Any]:
     """y = input * other."""
     y = functional.mul(input, other)
     # A number of a class of its own is a float64 to NumPy.
-    input, other = (float(v) if functional.is_number(v) else v for v in _plain(input, other))
+    input, other = (float(v) if functional.is_plain_number(v) else v for v in _plain(input, other))
     of_input, of_other = np.shape(input), np.shape(other)
     return y, (
         lambda grad: summed(grad * other, of_input),

@@ -10,7 +10,7 @@ import numpy as np
 
 from npquant import checks
 from npquant.arithmetic import add
-from npquant.arrays import alike, copy, filled, kind
+from npquant.arrays import alike, array_of, copy, filled, kind
 from npquant.autograd.rules import RULES, Rule
 from npquant.dtypes import native_order
 from npquant.errors import show
@@ -80,6 +80,11 @@ class Parameter:
         value = self.value  # which may be anything by now; a message that shows it is raised
         held = f"{value.dtype} of shape {value.shape}" if is_array(value) else show(value)
         return f"Parameter({held}{name})"
+
+
+def value_of(x: Any) -> Any:
+    """The array of a `Parameter`, and anything else as it is."""
+    return x.value if isinstance(x, Parameter) else x
 
 
 class Tape:
@@ -314,7 +319,7 @@ class Tape:
                 "that is an input or a result: give a copy, or output.view()"
             )
         if any(keys):
-            kinds = [_kind(s) if k else None for s, k in zip(inputs, keys, strict=True)]
+            kinds = [kind(value_of(s)) if k else None for s, k in zip(inputs, keys, strict=True)]
             self._variables[id(output)] = output
             self._records.append((id(output), keys, _checked(backward, kinds)))
 
@@ -429,8 +434,7 @@ class Tape:
             parts = backward(grad)
         for k, part in zip(inputs, parts, strict=True):
             if k in leading and part is not None:
-                # NumPy's arithmetic makes scalars of arrays without axes.
-                grads[k] = add(grads[k], part) if k in grads else _array(part)
+                grads[k] = add(grads[k], part) if k in grads else array_of(part)
 
     def _key(self, source: Any) -> int | None:
         """The identity of what is traced; None for anything else."""
@@ -543,10 +547,6 @@ def _array_of_floats(value: Any, name: str, other: str = "") -> None:
     checks.floats(value, name)
 
 
-def _kind(source: Any) -> tuple[tuple[int, ...], Any]:
-    return kind(source.value if isinstance(source, Parameter) else source)
-
-
 def _checked(
     backward: Callable[[Array], Sequence[Any]], kinds: list[tuple[tuple[int, ...], Any] | None]
 ) -> Callable[[Array], Sequence[Any]]:
@@ -576,10 +576,6 @@ def _checked(
         return found
 
     return checked
-
-
-def _array(part: Any) -> Array:
-    return np.asarray(part) if isinstance(part, np.generic) else part
 
 
 def _own(grad: Array | None, taken: set[int]) -> Array | None:

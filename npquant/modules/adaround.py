@@ -12,9 +12,10 @@ import npquant as nq
 from npquant import checks, dtypes
 from npquant.arrays import beside, copy, kind, on_host
 from npquant.autograd import Parameter
+from npquant.autograd.tape import value_of
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import FakeQuantize, in_rows
-from npquant.modules.module import Array, Kinds, key_of, value_of
+from npquant.modules.module import Array, Kinds, key_of
 from npquant.modules.observers import PER_CHANNEL, PER_TENSOR, MinMaxObserver
 from npquant.modules.observers import PerChannelMinMaxObserver as PerChannel
 

@@ -10,9 +10,10 @@ import numpy as np
 import npquant as nq
 from npquant import backend, checks, dtypes
 from npquant.arrays import astype, copy, flat, following, given, kind, new, ravel, reshape
+from npquant.autograd.tape import value_of
 from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Kinds, Module, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, key_of
 from npquant.modules.observers import (
     FLOAT_QPARAMS,
     PER_TENSOR,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from npquant import checks
-from npquant.arrays import beside, kind, on_host
+from npquant.arrays import array_of, beside, kind, on_host
 from npquant.arrays import copy as copied
 from npquant.autograd import Parameter, call
 from npquant.dtypes import refuse_others
@@ -19,11 +19,6 @@ from npquant.owners import OTHERWISE, on_device
 from npquant.state import attributes, put, remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
-
-
-def value_of(x: Any) -> Any:
-    """The array of a `Parameter`, and anything else as it is."""
-    return x.value if isinstance(x, Parameter) else x
 
 
 #: Dtypes by name.
@@ -303,11 +298,6 @@ class _Partial(partial[Any]):
 def key_of(prefix: str, name: str) -> str:
     """How a message calls what is loaded."""
     return f"state_dict[{prefix + name!r}]"
-
-
-def array_of(value: Any) -> Any:
-    """A scalar of NumPy, as it computes of arrays without axes, as an array; others as they are."""
-    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def hosted(value: Any) -> Any:

@@ -12,10 +12,11 @@ import numpy as np
 from npquant import backend, checks, dtypes, layout
 from npquant.arithmetic import maximum, minimum, without_negative_zero
 from npquant.arrays import astype, beside, copy, following, kind, new, on_host, ravel, reshape
+from npquant.autograd.tape import value_of
 from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
-from npquant.modules.module import Array, Kinds, Module, Options, check_eps, key_of, value_of
+from npquant.modules.module import Array, Kinds, Module, Options, check_eps, key_of
 from npquant.ops.qparams import middle
 from npquant.owners import on_device
 
