@@ -35,8 +35,10 @@ def _shown(value: Any) -> str:
     if is_tensor(value) and getattr(value, "is_cuda", None) is not True:
         return f"{type(value).__name__}, whose .detach().numpy() is an array"
     if hasattr(value, "shape") and hasattr(value, "dtype") and getattr(value, "size", 0) != 1:
-        return f"an array of shape {value.shape} and dtype {value.dtype}"
-    if hasattr(value, "__cuda_array_interface__") or getattr(value, "is_cuda", None) is True:
+        array = isinstance(value, np.ndarray) or _on_gpu(value)
+        named = "an array" if array else type(value).__name__  # of a library that has others
+        return f"{named} of shape {value.shape} and dtype {value.dtype}"
+    if _on_gpu(value):
         return "an array on a GPU"  # whose value one would have to wait for
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
@@ -44,4 +46,10 @@ def _shown(value: Any) -> str:
         text = str(value) if isinstance(value, (np.generic, np.dtype)) else repr(value)
     else:
         text = f"{value!r} ({type(value).__name__})"
+    text = " ".join(text.splitlines())
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _on_gpu(value: Any) -> bool:
+    on_gpu = hasattr(value, "__cuda_array_interface__")
+    return on_gpu or getattr(value, "is_cuda", None) is True

@@ -55,7 +55,7 @@ def gptq(
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32. A number
         with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
-        row), or flat, with `group_size`.
+        row), or flat, with `group_size`. It is rounded to float32.
     zero_point : int or array
         Code that stands for 0.0, between `quant_min` and `quant_max`; as many as scales. A
         fractional one, in an array, is truncated.

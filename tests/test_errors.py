@@ -77,6 +77,23 @@ def test_messages_show_what_was_given():
             lambda: gptq(np.ma.array(x), np.eye(4), 1, 0, *bounds),
         r"got \|V2, which .view\(ml_dtypes.bfloat16\) makes bfloat16 again":
             lambda: nq.quantize_per_tensor(np.zeros(3, "V2"), 1, 0, *bounds, np.int8),
+        r"input must have the dtype int4, got \|V1, which .view\(ml_dtypes.int4\) makes int4 again":
+            lambda: nq.dequantize_per_tensor(np.zeros(3, "V1"), 1, 0, *bounds, ml_dtypes.int4),
+        r"quant_min must be an integer, got -7.9": lambda:
+            nq.quantize_per_tensor(x, 1, 0, np.array([-7.9]), 7, np.int8),
+        r"input must have the dtype int8, got \|V1$":
+            lambda: nq.dequantize_per_tensor(np.zeros(3, "V1"), 1, 0, *bounds, np.int8),
+        r"quant_max must be an integer, got 7.9":
+            lambda: MinMaxObserver(quant_min=0, quant_max=np.array(7.9)),
+        r"ch_axis must be an integer, got 'rows' \(str\)": lambda:
+            nq.fused_moving_avg_obs_fake_quant(x, 1, 1, *(s[:1].copy() for _ in range(3)), z[:1],
+                                               0.1, *bounds, "rows"),
+        "observer must be a class of observers, got the class int":
+            lambda: FakeQuantize(int, *bounds),
+        r"value must be a NumPy array, got Series of shape \(2,\) and dtype float32$":
+            lambda: ag.Parameter(Series()),
+        r"got <a Series of one> \(Series\)$":
+            lambda: nq.quantize_per_tensor(x, Series(1), 0, *bounds, np.int8),
         r"got \|V4$": lambda: nq.quantize_per_tensor(np.zeros(3, "V4"), 1, 0, *bounds, np.int8),
         r"got torch.int8 \(Named\): give 'int8'":
             lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("int8")),
@@ -128,6 +145,18 @@ def test_a_zero_point_that_is_a_scalar_of_numpy(kind):
             if z == int(z):
                 assert_same(call(kind(z)), call(int(z)))
         assert (call(kind(z)) != call(0)).any() == (z != 0)
+
+
+class Series:
+    """A column of pandas."""
+
+    dtype = "float32"
+
+    def __init__(self, size=2):
+        self.size, self.shape = size, (size,)
+
+    def __repr__(self):
+        return "<a Series\nof one>"
 
 
 class Learned:

@@ -29,7 +29,7 @@ ROWS, ELEMENTS = 256, 1 << 20
 class Linear:
     """A linear layer: ``activation(x @ weight.T + bias)``.
 
-    It is a step of a `npquant.autograd.Tape`.
+    It is a step of a `npquant.autograd.Tape`. What it is given is checked when it is used.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Linear:
 class Conv2d:
     """A convolution of images: ``activation(conv2d(x, weight, bias, ...))``.
 
-    It is a step of a `npquant.autograd.Tape`.
+    It is a step of a `npquant.autograd.Tape`. What it is given is checked when it is used.
 
     Parameters
     ----------
@@ -154,12 +154,14 @@ Layer = Linear | Conv2d
 class Grid:
     """The values that the weights of a layer may take: ``(code - zero_point) * scale``.
 
+    What it is given is checked when it is used.
+
     Parameters
     ----------
     scale : float or array
         Distance between neighbours, positive and finite in float32. A number; with `axis` one for
         each channel, of shape (C,); with `group_size` one for each group, of shape (..., groups of
-        a row) or flat.
+        a row) or flat. It is rounded to float32.
     zero_point : int or array
         Code that stands for 0.0, between the bounds; a number, or with `axis` or `group_size` an
         array of the shape of the scales. A fractional one, in an array, is truncated.
@@ -197,7 +199,7 @@ class Gram:
 
     With X the inputs as the quantized predecessors give them, F as the float ones do, one row each,
     all that the squared error of the outputs depends on is here. A common factor, such as the
-    number of rows, makes no difference.
+    number of rows, makes no difference. What it is given is checked when it is used.
 
     Parameters
     ----------

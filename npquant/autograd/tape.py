@@ -352,7 +352,8 @@ class Tape:
             If an argument is of the wrong kind or dtype.
         ValueError
             If the tape is spent or was never entered, `target` was not computed on it from anything
-            traced, `grad` has another shape than `target`, or is missing for more than one element.
+            traced, a source is an array that it does not know, `grad` has another shape than
+            `target`, or is missing for more than one element.
 
         See Also
         --------
@@ -385,6 +386,12 @@ class Tape:
                 f"got {show(target)} that it does not know (was each step taken by tape.apply, "
                 "with the Parameter itself?)"
             )
+        for source in wanted:
+            if not (isinstance(source, Parameter) or id(source) in self._variables):
+                raise ValueError(
+                    "sources must be Parameters (not their values), watched arrays and results "
+                    f"that were traced, got {show(source)} that this tape does not know"
+                )
         x = checks.array(target, "target")
         shape, native = x.shape, native_order(x.dtype)  # as gradients are
         if grad is None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from itertools import combinations
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from npquant import dtypes
@@ -89,10 +90,19 @@ def native(x: Array, name: str, allowed: Collection[DType], out: Any = None) -> 
         if isinstance(out, np.ndarray):
             itself_or_apart(x, name, np.asarray(out), "out")
         return x.astype(found)
-    # As np.save writes bfloat16, whose name NumPy does not know.
-    lost = ", which .view(ml_dtypes.bfloat16) makes bfloat16 again" if x.dtype == "V2" else ""
-    dtypes.refuse_others(x.dtype, name, allowed, lost)
+    dtypes.refuse_others(x.dtype, name, allowed, _lost(x.dtype, allowed))
     return x
+
+
+def _lost(dtype: DType, allowed: Collection[DType]) -> str:
+    """How to get an array back that np.load gave: it knows no name of ml_dtypes."""
+    if dtype == "V2":
+        wanted = "bfloat16"
+    elif dtype == "V1" and len(allowed) == 1:
+        wanted = str(*allowed)
+    else:
+        return ""
+    return f", which .view(ml_dtypes.{wanted}) makes {wanted} again" * hasattr(ml_dtypes, wanted)
 
 
 def same(

@@ -68,7 +68,8 @@ class FakeQuantizeBase(Module):
     observer_enabled: Array
 
     def __init__(self, observer: Callable[..., Any], observer_kwargs: dict[str, Any]) -> None:
-        if not callable(observer) or isinstance(observer, Module):  # which can be called, with data
+        other = isinstance(observer, type) and not issubclass(observer, Observer)
+        if other or not callable(observer) or isinstance(observer, Module):  # called with data
             raise TypeError(f"observer must be a class of observers, got {show(observer)}")
         made = observer(**observer_kwargs)
         if not isinstance(made, Observer):

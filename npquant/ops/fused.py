@@ -279,6 +279,8 @@ def _plan(
         a = checks.axis_of(ch_axis, ArraySpec(shape, dtype), "ch_axis")
         rows = layout.per_channel(shape, a)
         step = step._replace(granularity=rows, shapes=((shape[a],),), kinds=_INT32)
+    else:
+        checks.shaping(ch_axis, "ch_axis")
 
     def anew(x: Array, observe: bool, a: Any, b: Any, s: Any, z: Any) -> tuple[Array, Any]:
         return _fused(
