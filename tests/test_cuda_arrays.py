@@ -158,6 +158,27 @@ def test_the_interface(streams):
     assert (a.dtype, a.stream()) == (held.dtype, 0)
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+def test_an_interface_in_integers_of_numpy(gaps, streams):
+    """They are not those of an equal shape ever after."""
+    held = np.zeros((2, 3, 41), np.float32)
+    held = held[:, ::-1] if gaps else held
+    x, again = Shown(held), Shown(held)
+    told = x.__cuda_array_interface__
+    for what in ("shape", "strides"):
+        told[what] = tuple(map(np.int64, told[what]))
+    told["data"] = np.uint64(held.ctypes.data), False
+    scale, zero_point = Shown(np.ones(3, np.float32)), Shown(np.zeros(3, np.int32))
+    for there in (x, again):
+        a = arrays.device(there)
+        numbers = a.pointer, a.size, *a.shape, *a.strides, *a.lying.lowest, *a.extent()
+        assert {type(n) for n in numbers} == {int}
+        if not gaps:
+            out = Shown(np.zeros(held.shape, np.int8))
+            nq.quantize_per_channel(there, scale, zero_point, 1, -8, 7, np.int8, out=out)
+    assert len(streams) == (0 if gaps else 2)
+
+
 @pytest.mark.parametrize("dtype", ["S5", "V12", [("a", "f4"), ("b", "f8")]], ids=str)
 def test_elements_whose_size_is_no_power_of_two(dtype):
     """They begin wherever NumPy lets them."""

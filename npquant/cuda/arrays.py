@@ -49,6 +49,9 @@ class Lying:
 
 @lru_cache(maxsize=KINDS)
 def _lying(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Lying:
+    # NumPy's would be remembered for equal ones of others, and are too short to divide by.
+    shape = tuple(map(int, shape))
+    strides = None if strides is None else tuple(map(int, strides))
     itemsize, size = dtype.itemsize, prod(shape)
     if not itemsize:
         raise TypeError(f"a device array must have elements of a byte at least, got {dtype}")
@@ -61,7 +64,7 @@ def _lying(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...
     above = sum(s * (n - 1) for n, s in steps if s > 0)
     first, last = below // itemsize, (below + above) // itemsize
     return Lying(
-        without_metadata(dtype), tuple(shape), strides, size,
+        without_metadata(dtype), shape, strides, size,
         not size or strides == dense,
         order_of_strides(shape, strides, itemsize), (first, last + 1 if size else 0),
         not any(s % itemsize for _, s in steps),
@@ -301,7 +304,7 @@ class Interface(Library):
         dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(found["typestr"])
         address, read_only = found["data"]
         strides = found.get("strides")
-        return DeviceArray(value, self, address or 0, found["shape"], dtype, strides,
+        return DeviceArray(value, self, int(address or 0), found["shape"], dtype, strides,
                            not read_only)  # fmt: skip
 
     def _of_dlpack(self, value: Any) -> DeviceArray:
