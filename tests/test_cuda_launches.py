@@ -321,6 +321,9 @@ def test_what_a_kernel_cannot_count():
         ValueError, match=r"fewer than 2\*\*32 elements, got 4294967296 in runs of 2"
     ):
         reduce.Shape.of(Layout(2, 2), 1 << 33)
+    with pytest.raises(ValueError, match="at most 2147483647, got 2147483648"):
+        reduce.Shape.of(Layout(1 << 31, 2), 1 << 33)
+    assert reduce.Shape.of(Layout((1 << 31) - 1, 2), (1 << 33) - 4).length == 4
 
 
 class Nowhere:

@@ -19,14 +19,11 @@ from npquant.cuda.extremes import Team, compared, ends, kinds, of_a_team
 from npquant.cuda.loops import Elementwise, Map
 from npquant.cuda.qparams import Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cuda.quantize import quantize_per_token
-from npquant.cuda.target import COUNT, PLACE, Kernel, Types, cuda, pointer
+from npquant.cuda.target import COUNT, MOST, PLACE, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, moved, unrolled, vectors
 from npquant.formulas.base import INFINITY, extremes_of, formula
 from npquant.formulas.guesses import ASYMMETRIC, SYMMETRIC, Guess
 from npquant.primitives import at, each, item, key, like, put, store, widen
-
-#: Blocks of a launch at most.
-MOST = (1 << 31) - 1
 
 
 class Dynamic:
