@@ -35,6 +35,7 @@ from npquant.cuda import (
 from npquant.dtypes import NARROW
 from npquant.formulas.base import formula
 from npquant.formulas.fake_quantize import affine_wide, fake_quantize_half_zero_point
+from npquant.formulas.quantize import channel_inverse, quantize_zero_first
 from npquant.primitives import fma, item, like, rint, widen
 from twins import MEMORY, Noted, installed, off_vectors, ptx
 
@@ -67,6 +68,9 @@ IN_FLOAT64 = {
         "the contract: sums are of float64",
     ),
 }
+
+#: Types of what is computed with: of float16 the compiler computes some in two bytes.
+FLOAT = r"(b?f16(x2)?|f32|f64)"
 
 #: What an access to 16 bytes is called.
 WIDEST = r"\.(v4\.[bfsu]32|v2\.[bfsu]64)"
@@ -224,7 +228,7 @@ def faults(name, kernel, key, cc):
         "a call": count(found, r"call.*"),
         "an approximation": count(found, rf"(?!{near}$).*\.(approx|full|ftz).*"),
         # Without .rn the assembler may fuse a product and a sum.
-        "a rounding that is not named": count(found, r"(mul|add|sub|div|sqrt)\.f(32|64)"),
+        "a rounding that is not named": count(found, rf"(mul|add|sub|div|sqrt)\.{FLOAT}"),
     }
     double = {"wide", "float64"} & set(words(key))
     if name in FROM_FLOAT64:
@@ -239,7 +243,7 @@ def faults(name, kernel, key, cc):
     if kernel.name not in WIDE_DIVISIONS:
         wrong["a division of 64 bits"] = count(found, r"(div|rem)\.[su]64")
     if name not in FUSED and not guessed(kernel, key):
-        wrong["a fused product and sum"] = count(found, r"(fma|mad)\.(rn\.)?f(32|64)")
+        wrong["a fused product and sum"] = count(found, rf"(fma|mad)\.(rn\.)?{FLOAT}")
     wrong |= {f"no {what}": not there for what, there in wanted(name, kernel, key, found)}
     return {what: n for what, n in wrong.items() if n}
 
@@ -527,6 +531,9 @@ WRONG = {
     "no rounding": (_rounded_by_hand, "quantize_per_tensor"),
 }
 FLOATS = ((np.dtype(np.float32),), ("float32", "int32"), ("float32",) * 3, (np.dtype(np.float32),))
+HALVES = (
+    (np.dtype(np.float16),), (np.dtype(np.float16),) * 2, ("float32",) * 3, (np.dtype(np.int8),),
+)  # fmt: skip
 SHAPE = 4, 2, elements.WHOLE
 
 
@@ -560,10 +567,21 @@ def test_whether_it_is_nan_is_asked_of_what_becomes_bfloat16():
     assert asked == {np.float32: 0, ml_dtypes.bfloat16: count(found, r"cvt\.rni\.f32\.f32")}
 
 
-def test_contraction_is_found(monkeypatch):
+CONTRACTED = {
+    "fake_quantize_half_zero_point": (affine_wide, fake_quantize_half_zero_point, FLOATS),
+    "quantize_per_token": (channel_inverse, quantize_zero_first, HALVES),
+}
+
+
+@by_generation
+@pytest.mark.parametrize("name", CONTRACTED)
+def test_contraction_is_found(name, cc, monkeypatch):
     """Where it may, the compiler leaves it to the assembler to fuse a product and a sum."""
-    name, options = "fake_quantize_half_zero_point", (*FLOATS, *SHAPE)
+    *formula, dtypes = CONTRACTED[name]
     for fused, expected in ((0, set()), (1, {"a rounding that is not named"})):
         monkeypatch.setitem(target.NVVM_OPTIONS, "fma", fused)
-        kernel = loops.Elementwise(affine_wide, fake_quantize_half_zero_point).map.kernel
-        assert set(faults(name, kernel, options, (9, 0))) == expected
+        kernel = loops.Elementwise(*formula).map.kernel
+        key = (*dtypes, 16 // dtypes[0][0].itemsize, 2, elements.WHOLE)
+        assert set(faults(name, kernel, key, cc)) == expected
+    product = rf"mul\.{'f16' if dtypes is HALVES else 'f32'}"
+    assert count(opcodes(kernel, key, cc)[1], product)
