@@ -19,7 +19,7 @@ from npquant.cuda.extremes import Team, compared, ends, kinds, of_a_team
 from npquant.cuda.loops import Elementwise, Map
 from npquant.cuda.qparams import Choose, choose_per_token, choose_per_token_asymmetric
 from npquant.cuda.quantize import quantize_per_token
-from npquant.cuda.target import COUNT, MOST, PLACE, Kernel, Types, cuda, pointer
+from npquant.cuda.target import COUNT, MOST_BLOCKS, PLACE, Kernel, Types, cuda, pointer
 from npquant.cuda.vectors import ACCESS, moved, unrolled, vectors
 from npquant.formulas.base import INFINITY, extremes_of, formula
 from npquant.formulas.guesses import ASYMMETRIC, SYMMETRIC, Guess
@@ -47,7 +47,7 @@ class Dynamic:
         None where no team fits.
         """
         n, inner = prod(shape), shape[-1] if shape else 1
-        if n == 0 or not Team.fits(inner, dtype.itemsize) or n // inner > MOST:
+        if n == 0 or not Team.fits(inner, dtype.itemsize) or n // inner > MOST_BLOCKS:
             return None
 
         def call(x: DeviceArray) -> tuple[Any, Any, Any] | None:

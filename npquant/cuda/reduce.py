@@ -10,7 +10,7 @@ from numba import types
 
 from npquant.cuda.arrays import DeviceArray
 from npquant.cuda.division import divisor, quotient
-from npquant.cuda.target import COUNT, MOST, SIMULATED
+from npquant.cuda.target import COUNT, MOST_BLOCKS, SIMULATED
 from npquant.cuda.vectors import ACCESS
 from npquant.formulas.base import formula
 from npquant.layout import LANES, Layout
@@ -47,8 +47,8 @@ class Shape(NamedTuple):
         if 1 < inner < length and length >= 1 << 32:
             raise ValueError(f"a channel of several runs must have fewer than 2**32 elements, got "
                              f"{length} in runs of {inner}")  # fmt: skip
-        if 1 < inner < length and layout.channels > MOST:
-            raise ValueError(f"channels of several runs must be at most {MOST}, got "
+        if 1 < inner < length and layout.channels > MOST_BLOCKS:
+            raise ValueError(f"channels of several runs must be at most {MOST_BLOCKS}, got "
                              f"{layout.channels}")  # fmt: skip
         return Shape(layout.channels, inner, length)
 

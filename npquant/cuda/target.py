@@ -73,7 +73,7 @@ NVVM_OPTIONS = {"fastmath": False, "opt": 3, "fma": 0}
 #: Threads of a block. The simulator takes 0.1 ms for each.
 THREADS = 32 if SIMULATED else 256
 #: Blocks of a launch at most.
-MOST = (1 << 31) - 1
+MOST_BLOCKS = (1 << 31) - 1
 #: Threads of a block that may have 128 registers each, which is plenty.
 UNBOUNDED = 512
 #: What elements of a launch are counted in. Numba makes 64 bits of a sum of two of 32.
