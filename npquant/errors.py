@@ -51,5 +51,7 @@ def _shown(value: Any) -> str:
 
 
 def _on_gpu(value: Any) -> bool:
-    on_gpu = hasattr(value, "__cuda_array_interface__")
-    return on_gpu or getattr(value, "is_cuda", None) is True
+    # In this order: a tensor that requires a gradient raises where it is asked for its interface.
+    if getattr(value, "is_cuda", None) is True or type(value).__name__ == "DeviceArray":
+        return True
+    return hasattr(value, "__cuda_array_interface__")

@@ -94,6 +94,8 @@ def test_messages_show_what_was_given():
             lambda: ag.Parameter(Series()),
         r"got <a Series of one> \(Series\)$":
             lambda: nq.quantize_per_tensor(x, Series(1), 0, *bounds, np.int8),
+        r"weight must be a NumPy array, got an array of shape \(2,\) and dtype float32$":
+            lambda: gptq(OnGpu(), np.eye(2), 1, 0, *bounds),
         r"got \|V4$": lambda: nq.quantize_per_tensor(np.zeros(3, "V4"), 1, 0, *bounds, np.int8),
         r"got torch.int8 \(Named\): give 'int8'":
             lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("int8")),
@@ -157,6 +159,16 @@ class Series:
 
     def __repr__(self):
         return "<a Series\nof one>"
+
+
+class OnGpu(Series):
+    """A tensor of PyTorch on a GPU that requires a gradient."""
+
+    is_cuda = True
+
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad.")
 
 
 class Learned:

@@ -1009,17 +1009,26 @@ def test_fused(scheme, axis, dtype):
             assert_same(qparams, (module.scale, module.zero_point))
 
 
-def test_options_of_the_fused_modules_observer_go_together():
-    """They are looked at before anything moves, with channels and without."""
-    for axis in (None, 0):
-        module = one_of_each(axis)[1]
+@pytest.mark.parametrize("observing", [True, False])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_options_of_an_observer_go_together_and_with_the_module(axis, observing):
+    """They are looked at by each call, also where nothing is observed."""
+    for module in one_of_each(axis):
         module(data((4, 6)))
-        held = tuple(module.state_dict().values())
-        module.activation_post_process.quant_max = 300
-        with pytest.raises(ValueError, match=r"must lie within .* for int8, got -8"):
-            module(2 * data((4, 6)))
-        module.activation_post_process.quant_max = 7
-        assert_same(tuple(module.state_dict().values()), held)
+        module.enable_observer(observing)
+        held, observer = tuple(module.state_dict().values()), module.activation_post_process
+        for name, other, error in (
+            ("quant_max", 300, r"must lie within .* for int8, got -8\.\.300"),
+            ("dtype", np.int16, "activation_post_process must have the dtype int8, got int16"),
+        ):
+            before = getattr(observer, name)
+            setattr(observer, name, other)
+            for _ in range(2):
+                with pytest.raises(ValueError, match=error):
+                    module(2 * data((4, 6)))
+            setattr(observer, name, before)
+            assert_same(tuple(module.state_dict().values()), held)
+        module(data((4, 6)))
 
 
 def test_fused_quantizes_before_it_observes():
@@ -1835,7 +1844,8 @@ def test_searches_observe_channels_and_groups():
 
 ERRORS = [
     (lambda: FakeQuantize(3), TypeError, "observer must be a class of observers, got 3"),
-    (lambda: FakeQuantize(dict), TypeError, "observer must make an Observer"),
+    (lambda: FakeQuantize(dict), TypeError, "observer must be a class of observers, got the class"),
+    (lambda: FakeQuantize(lambda **kwargs: kwargs), TypeError, "observer must make an Observer"),
     (lambda: FakeQuantize(quant_min=0), ValueError, "both or neither, got 0 and None"),
     (lambda: FakeQuantize(quant_max=9), ValueError, "both or neither, got None and 9"),
     (lambda: FakeQuantize(quant_min=9, quant_max=5), ValueError, "quant_min must not exceed"),

@@ -687,6 +687,23 @@ def test_a_zero_point_of_bounds_that_were_changed_since(made):
         assert other.zero_point == -128
         assert other(F32([0, 1])).tolist() == [0, 1]
         assert other.zero_point == -8
+        with pytest.raises(ValueError, match=r"zero_point.* must lie within -128\.\.127, got"):
+            other.load_state_dict(other.state_dict() | {"zero_point": np.int32([128])})
+
+
+@pytest.mark.parametrize("made", [FakeQuantize, FusedMovingAvgObsFakeQuantize])
+def test_a_zero_point_of_bounds_that_were_and_are_no_more(made):
+    """Wider ones, for a while, than those that the module was made with."""
+    module = made(quant_min=-8, quant_max=7, dtype=np.int8)
+    observer = module.activation_post_process
+    observer.quant_min, observer.quant_max = -128, 127
+    module(F32([0, 1]))
+    observer.quant_min, observer.quant_max = -8, 7
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module):
+        other.load_state_dict(other.state_dict())
+        assert other.zero_point == -128
+        other(F32([0, 1]))
+        assert other.zero_point == -8
 
 
 class SlottedObserver(MinMaxObserver):

@@ -33,8 +33,8 @@ from npquant.cpu.metrics import dot, total_squared_difference
 from npquant.errors import show
 from npquant.optim import Adam
 
-#: Of float32, as Python's floats: others beside a float32 are made one, with a warning of what
-#: overflows.
+#: The least and the greatest of float32, as Python's floats: NumPy makes a float32 of such a number
+#: beside one of its own, and warns if that overflows.
 _TINY, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 #: Dtypes of numbers of rows.

@@ -11,7 +11,7 @@ import numpy as np
 
 from npquant import dtypes
 from npquant.arrays import alike, array
-from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bool_
+from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bfloat16, bool_
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.owners import HOST, OTHERWISE, Array, instead, on_device
@@ -96,7 +96,7 @@ def native(x: Array, name: str, allowed: Collection[DType], out: Any = None) -> 
 
 def _lost(dtype: DType, allowed: Collection[DType]) -> str:
     """How to get an array back that np.load gave: it knows no name of ml_dtypes."""
-    if dtype == "V2":
+    if dtype == "V2" and bfloat16 in allowed:
         wanted = "bfloat16"
     elif dtype == "V1" and len(allowed) == 1:
         wanted = str(*allowed)

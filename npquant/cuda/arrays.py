@@ -49,7 +49,7 @@ class Lying:
 
 @lru_cache(maxsize=KINDS)
 def _lying(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Lying:
-    # NumPy's would be remembered for equal ones of others, and are too short to divide by.
+    # NumPy's would be remembered for equal shapes, too, and have not all of int's methods.
     shape = tuple(map(int, shape))
     strides = None if strides is None else tuple(map(int, strides))
     itemsize, size = dtype.itemsize, prod(shape)

@@ -68,8 +68,9 @@ class FakeQuantizeBase(Module):
     observer_enabled: Array
 
     def __init__(self, observer: Callable[..., Any], observer_kwargs: dict[str, Any]) -> None:
-        other = isinstance(observer, type) and not issubclass(observer, Observer)
-        if other or not callable(observer) or isinstance(observer, Module):  # called with data
+        foreign = isinstance(observer, type) and not issubclass(observer, Observer)
+        # An instance can be called too, but with data.
+        if foreign or not callable(observer) or isinstance(observer, Module):
             raise TypeError(f"observer must be a class of observers, got {show(observer)}")
         made = observer(**observer_kwargs)
         if not isinstance(made, Observer):
@@ -77,7 +78,7 @@ class FakeQuantizeBase(Module):
         self.activation_post_process = made
         self.dtype = dtypes.integer_target(made.dtype)
         self.qscheme = made.qscheme
-        self._made_for = made.quant_min, made.quant_max
+        self._widest = made.quant_min, made.quant_max
         self.ch_axis = -1 if made.ch_axis is None else made.ch_axis
         self.is_per_channel = self.qscheme not in PER_TENSOR
         for name in self._switches:
@@ -93,6 +94,24 @@ class FakeQuantizeBase(Module):
         """Greatest code, of the observer too."""
         return self.activation_post_process.quant_max
 
+    def _bounds_so_far(self) -> tuple[int, int]:
+        """The widest that the module has had: until qparams are chosen anew they are of any."""
+        least, greatest = self._widest
+        return min(least, self.quant_min), max(greatest, self.quant_max)
+
+    def _check_observer(self) -> None:
+        """Its options, which may be changed at any time, go together, and with the module."""
+        observer = self.activation_post_process
+        self._check_settings("activation_post_process", observer, ("dtype", "qscheme", "ch_axis"))
+        observer._check_together()
+        self.__dict__["_widest"] = self._bounds_so_far()
+
+    def _check_settings(self, name: str, observer: Observer, settings: tuple[str, ...]) -> None:
+        for setting in settings:
+            ours, theirs = getattr(self, setting), getattr(observer, setting)
+            if ours != (-1 if theirs is None else theirs):
+                raise ValueError(f"{name} must have the {setting} {ours}, got {theirs}")
+
     def _check_module(self, name: str, value: Any) -> None:
         if not isinstance(value, Observer):
             raise TypeError(f"{name} must be an Observer, got {seen(value)}")
@@ -101,10 +120,8 @@ class FakeQuantizeBase(Module):
         """An observer is exchanged for one whose qparams the module can have."""
         value = super()._checked(name, value)
         if name == "activation_post_process":
-            for setting in ("dtype", "qscheme", "quant_min", "quant_max", "ch_axis"):
-                ours, theirs = getattr(self, setting), getattr(value, setting)
-                if ours != (-1 if theirs is None else theirs):
-                    raise ValueError(f"{name} must have the {setting} {ours}, got {theirs}")
+            settings = "dtype", "qscheme", "quant_min", "quant_max", "ch_axis"
+            self._check_settings(name, value, settings)
         return value
 
     # --- switches -----------------------------------------------------------------------------
@@ -156,6 +173,7 @@ class FakeQuantizeBase(Module):
             (p, p.value) for m in modules for n in m._parameters if (p := getattr(m, n)) is not None
         ]
         try:
+            self._check_observer()
             return self._forward(call, x, data)
         except BaseException:  # an interrupt too, after which the call may be made again
             for module, state in zip(modules, states, strict=True):
@@ -450,9 +468,7 @@ class FakeQuantize(FakeQuantizeBase):
     def _check_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         checks.of_shape(state["zero_point"], key_of(prefix, "zero_point"), state["scale"].shape)
         if self.qscheme != FLOAT_QPARAMS:
-            lo, hi = self.quant_min, self.quant_max
-            if (lo, hi) != self._made_for:  # until they are chosen anew, they may be of others
-                lo, hi = dtypes.BOUNDS[self.dtype]
+            lo, hi = self._bounds_so_far()
             z = state["zero_point"][np.isfinite(state["scale"])]
             if not ((z >= lo) & (z <= hi)).all():
                 raise ValueError(
@@ -576,7 +592,6 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     def _state_for(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """Copies of the state, which the step writes to; of one a channel from the first call."""
         seen = self.activation_post_process
-        seen._check_together()
         if not seen._unset:
             seen._bring(x, "min_val", "max_val")
         self._bring(x, "scale", "zero_point")

@@ -12,13 +12,23 @@ import numpy as np
 import npquant as nq
 from npquant import checks, dtypes
 from npquant.arithmetic import maximum, rounded
-from npquant.arrays import astype, beside, flat, following, full_like, given, kind, reshape
+from npquant.arrays import (
+    array_of,
+    astype,
+    beside,
+    flat,
+    following,
+    full_like,
+    given,
+    kind,
+    reshape,
+)
 from npquant.autograd import Parameter
 from npquant.cpu.metrics import total, total_magnitude, total_squared_difference
 from npquant.errors import show
 from npquant.meta import ArraySpec
 from npquant.modules.fake_quantize import SWITCH, FakeQuantizeBase, in_rows
-from npquant.modules.module import Array, Kinds, Options, array_of, check_eps
+from npquant.modules.module import Array, Kinds, Options, check_eps
 from npquant.modules.observers import EPS, FLOAT_QPARAMS, PER_CHANNEL, MSEObserver
 from npquant.ops.learnable import ZERO_POINT_ROUNDINGS
 from npquant.owners import is_array
@@ -212,8 +222,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     @property
     def bitwidth(self) -> int:
-        """How many bits the codes have, rounded down."""
-        return int(math.log2(self.quant_max - self.quant_min + 1))
+        """Whole bits of the codes."""
+        return int(self.quant_max - self.quant_min + 1).bit_length() - 1
 
     def _check_rows(self) -> None:
         """Raise a ValueError unless rows can be observed as channels."""
@@ -424,6 +434,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         ValueError
             If a zero point is NaN.
         """
+        self._check_observer()
         z = self._zero_point()
         if isinstance(z, np.ndarray):
             checks.no_nan(z, "zero_point")

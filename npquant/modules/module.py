@@ -20,7 +20,6 @@ from npquant.state import attributes, put, remade, seen, takes_state
 
 Array = np.ndarray[Any, Any]
 
-
 #: Dtypes by name.
 Kinds = Mapping[str, tuple[np.dtype[Any], ...]]
 #: Checks by name.

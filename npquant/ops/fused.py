@@ -70,7 +70,7 @@ def fused_moving_avg_obs_fake_quant(
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included and int32, with ``quant_min < quant_max``.
     ch_axis : int
-        Axis of the channels; a negative one counts from the back. Only used per row.
+        Axis of the channels; a negative one counts from the back. Used per row alone.
     per_row_fake_quant : bool or number, default False
         Whether each of the C indices of `ch_axis` has its own range, scale and zero point.
     symmetric_quant : bool or number, default False
@@ -185,7 +185,7 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included and int32, with ``quant_min < quant_max``.
     ch_axis : int
-        Axis of the channels; a negative one counts from the back. Only used per row.
+        Axis of the channels; a negative one counts from the back. Used per row alone.
     per_row_fake_quant : bool or number, default False
         Whether each of the C indices of `ch_axis` has its own range, scale and zero point.
     symmetric_quant : bool or number, default False
