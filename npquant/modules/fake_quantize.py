@@ -66,6 +66,8 @@ class FakeQuantizeBase(Module):
 
     fake_quant_enabled: Array
     observer_enabled: Array
+    #: Settings of the observer, as they were looked at.
+    _found: tuple[Any, ...] = ()
 
     def __init__(self, observer: Callable[..., Any], observer_kwargs: dict[str, Any]) -> None:
         foreign = isinstance(observer, type) and not issubclass(observer, Observer)
@@ -101,10 +103,13 @@ class FakeQuantizeBase(Module):
 
     def _check_observer(self) -> None:
         """Its options, which may be changed at any time, go together, and with the module."""
-        observer = self.activation_post_process
-        self._check_settings("activation_post_process", observer, ("dtype", "qscheme", "ch_axis"))
-        observer._check_together()
-        self.__dict__["_widest"] = self._bounds_so_far()
+        seen = self.activation_post_process
+        found = seen.dtype, seen.qscheme, seen.ch_axis, seen.quant_min, seen.quant_max
+        if found == self._found and not seen._assigned:
+            return
+        self._check_settings("activation_post_process", seen, ("dtype", "qscheme", "ch_axis"))
+        seen._check_together()
+        self.__dict__.update(_widest=self._bounds_so_far(), _found=found)
 
     def _check_settings(self, name: str, observer: Observer, settings: tuple[str, ...]) -> None:
         for setting in settings:
