@@ -1021,8 +1021,7 @@ def fused(m):
     if row:
         a = axis(m, size, a, "ch_axis")
     else:
-        value = draw.of((a, 0, 99, -1))  # nobody looks at it
-        m.case.kwargs["ch_axis"] = m.case.plain["ch_axis"] = value
+        m.integer("ch_axis", draw.of((a, 0, 99, -1)))  # of which no more is asked
     state = (size[a],) if row else draw.of(((1,), ()))
     started = draw.chance(0.5)
     low, high = np.full(state, np.inf, F32), np.full(state, -np.inf, F32)
