@@ -35,7 +35,8 @@ def _shown(value: Any) -> str:
     if is_tensor(value) and getattr(value, "is_cuda", None) is not True:
         return f"{type(value).__name__}, whose .detach().numpy() is an array"
     if hasattr(value, "shape") and hasattr(value, "dtype") and getattr(value, "size", 0) != 1:
-        array = isinstance(value, np.ndarray) or _on_gpu(value)
+        ours = type(value).__module__.partition(".")[0] == "npquant"
+        array = ours or isinstance(value, np.ndarray) or _on_gpu(value)
         named = "an array" if array else type(value).__name__  # of a library that has others
         return f"{named} of shape {value.shape} and dtype {value.dtype}"
     if _on_gpu(value):
@@ -52,6 +53,5 @@ def _shown(value: Any) -> str:
 
 def _on_gpu(value: Any) -> bool:
     # In this order: a tensor that requires a gradient raises where it is asked for its interface.
-    if getattr(value, "is_cuda", None) is True or type(value).__name__ == "DeviceArray":
-        return True
-    return hasattr(value, "__cuda_array_interface__")
+    on_gpu = getattr(value, "is_cuda", None) is True
+    return on_gpu or hasattr(value, "__cuda_array_interface__")

@@ -151,7 +151,7 @@ def bounds_with_steps(quant_min: Any, quant_max: Any, kind: type | None) -> tupl
 
 
 def _bound(value: Any, name: str, unknown: int, kind: type | None) -> int:
-    n = integer(value, name, kind)
+    n = truncated(value, name, kind)
     return unknown if type(value) is ArraySpec else n
 
 

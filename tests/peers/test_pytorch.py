@@ -946,8 +946,6 @@ def _ranges(low, high, *rest):
         ("determine_qparams", _ranges, (-ONES, ONES.astype(F64), *OF_CHANNELS)),
         ("determine_qparams", _ranges, (np.array([-1, 0]), np.array([1, 2]), *OF_CHANNELS)),
         ("determine_qparams", _ranges, (-ONES, ONES, 127, -128, *OF_CHANNELS[2:])),
-        ("quantize_per_tensor", decomposed.quantize_per_tensor.tensor2,
-         (VALUES, ONES[:1], ZEROS[:1], np.array(-7.9), np.array(7.9), np.int8)),
         ("dequantize_per_channel",
          lambda *a, out_dtype: decomposed.dequantize_per_channel(*a, out_dtype=out_dtype),
          (CODES, ONES, ZEROS, 0, -8, 7, np.int8, {"out_dtype": np.int32})),
