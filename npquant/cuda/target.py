@@ -159,13 +159,13 @@ class Kernel:
         self.name, self._make, self._block = name, make, block
         self._entries: dict[Key, Any] = {}
 
-    def __call__(self, blocks: Any, threads: Any, args: tuple[Any, ...], key: Key, on: Any) -> None:
+    def __call__(self, blocks: int, threads: int, args: tuple[Any, ...], key: Key, on: Any) -> None:
         """Launch on a stream; `args` are pointers (in the simulator arrays), numbers and tuples."""
         make_ready()
         entry = self._entries.get(key)
         if entry is None:
             entry = self.ready(key)
-        grid, values = sizes(blocks, threads), flattened(args)
+        grid, values = (blocks, 1, 1, threads, 1, 1), flattened(args)
         entry.launch(grid, values, on)
         if watch.recording is not None:
             watch.recording.launched(entry, grid, values, on)
@@ -319,13 +319,6 @@ _CTYPES: dict[types.Type, Any] = {
 def _ctype(kind: types.Type) -> Any:
     """As what an argument is passed; one of None is not."""
     return ctypes.c_void_p if isinstance(kind, types.CPointer) else _CTYPES[kind]
-
-
-@lru_cache(maxsize=1024)
-def sizes(blocks: Any, threads: Any) -> tuple[int, ...]:
-    """Those of a grid and of a block, along three axes each."""
-    axes = [v if isinstance(v, tuple) else (v,) for v in (blocks, threads)]
-    return tuple([n for v in axes for n in (*v, 1, 1)[:3]])
 
 
 @lru_cache(maxsize=256)
