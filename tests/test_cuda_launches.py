@@ -228,7 +228,7 @@ ALL_KINDS = (
 
 
 def test_arguments_lie_as_a_struct_of_c():
-    """In any order, of tuples in tuples, where None takes no room; numbers become theirs."""
+    """In any order, of tuples in tuples; numbers become theirs."""
     rng = np.random.default_rng(0)
     values = {"f": 0.1, "d": 0.1, "i": -5, "I": 2**32 - 1, "l": -(2**40), "L": 2**63, "P": 2**47}
     for _ in range(50):
@@ -237,9 +237,10 @@ def test_arguments_lie_as_a_struct_of_c():
         given = [values[kind._type_] for kind in ctypes_of]
         fields = [(f"m{i}", kind) for i, kind in enumerate(ctypes_of)]
         expected = type("Expected", (ctypes.Structure,), {"_fields_": fields})(*given)
-        signature = (*kinds[:2], types.Tuple([*kinds[2:5], types.none]), types.Tuple(kinds[5:]))
+        inner = types.Tuple([*kinds[2:5], types.Tuple(kinds[5:7])])
+        signature = (*kinds[:2], inner, types.Tuple(kinds[7:]))
         room = ctypes.create_string_buffer(b"\x00" * 128)
-        nested = (*given[:2], (*given[2:5], None), tuple(given[5:]))
+        nested = (*given[:2], (*given[2:5], tuple(given[5:7])), tuple(given[7:]))
         size = target.Arguments(signature).put(room, target.flattened(nested))
         last = getattr(type(expected), fields[-1][0])
         assert size == last.offset + last.size  # a struct may be longer, for those behind it

@@ -286,24 +286,20 @@ def checked(result: Any) -> None:
 
 
 def flattened(values: Any) -> list[Any]:
-    """What a kernel receives: of tuples their members, and nothing of None."""
+    """What a kernel receives: of tuples their members."""
     found: list[Any] = []
     for v in values:
         if type(v) is tuple:
             found += flattened(v)
-        elif v is not None:
+        else:
             found.append(v)
     return found
 
 
 def _flattened(signature: Any) -> list[types.Type]:
     """The same of their types."""
-    several, nothing = types.BaseTuple, types.NoneType
-    return [
-        t
-        for v in signature if not isinstance(v, nothing)
-        for t in (_flattened(v) if isinstance(v, several) else (v,))
-    ]  # fmt: skip
+    several = types.BaseTuple
+    return [t for v in signature for t in (_flattened(v) if isinstance(v, several) else (v,))]
 
 
 _CTYPES: dict[types.Type, Any] = {
@@ -317,7 +313,7 @@ _CTYPES: dict[types.Type, Any] = {
 
 
 def _ctype(kind: types.Type) -> Any:
-    """As what an argument is passed; one of None is not."""
+    """As what an argument is passed."""
     return ctypes.c_void_p if isinstance(kind, types.CPointer) else _CTYPES[kind]
 
 
@@ -358,8 +354,6 @@ def _rounded(signature: Any, values: Iterator[Any]) -> tuple[Any, ...]:
     return tuple([
         _rounded(t, values)
         if isinstance(t, types.BaseTuple)
-        else None
-        if isinstance(t, types.NoneType)
         else getattr(np, t.name)(next(values))
         if isinstance(t, types.Number)
         else next(values)
