@@ -276,11 +276,6 @@ def drive(call: Callable[..., Any], *args: Any) -> None:
         _thread.ready = False
         make_ready()
         result = call(*args)
-    checked(result)
-
-
-def checked(result: Any) -> None:
-    """Raise what the driver says went wrong."""
     if int(result[0]):
         raise RuntimeError(f"CUDA: {result[0].name}")
 

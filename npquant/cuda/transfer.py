@@ -78,8 +78,7 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     """
     if not on_device(array):
         raise TypeError(f"array must be an array on a GPU, got {type(array).__name__}")
-    x = device(array)
-    x = packed(x)
+    x = packed(device(array))
     y = np.empty(x.shape, x.dtype)
     if not x.size:
         return y
