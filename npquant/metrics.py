@@ -8,6 +8,7 @@ are 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -160,11 +161,7 @@ def max_code_difference(reference: Array, actual: Array) -> int:
     255
     """
     allowed = INTEGERS | {d for d in dtypes.BOUNDS if d not in dtypes.FLOAT8}
-    a, b = (
-        checks.host_array(v, n, allowed, _KINDS)
-        for v, n in ((reference, "reference"), (actual, "actual"))
-    )
-    _alike(a, b)
+    a, b = _two(reference, actual, allowed)
     parts = np.nditer(
         (a, b), ["external_loop", "buffered"], op_dtypes=[np.int64] * 2, casting="unsafe"
     )
@@ -208,16 +205,14 @@ def _log10(v: float) -> float:
     return math.log10(v) if v > 0 else -math.inf
 
 
-def _two(reference: Any, actual: Any) -> tuple[Array, Array]:
+def _two(
+    reference: Any, actual: Any, allowed: Collection[dtypes.DType] = dtypes.FLOATS
+) -> tuple[Array, Array]:
     a, b = (
-        checks.host_array(v, n, dtypes.FLOATS, _KINDS)
+        checks.host_array(v, n, allowed, _KINDS)
         for v, n in ((reference, "reference"), (actual, "actual"))
     )
-    _alike(a, b)
-    return (a, b) if a.ndim else (a.reshape(1), b.reshape(1))  # NumPy makes scalars of the others
-
-
-def _alike(a: Array, b: Array) -> None:
     checks.of_shape(b, "actual", a.shape)
     if a.size == 0:
         raise ValueError(f"reference must have elements, got shape {a.shape}")
+    return (a, b) if a.ndim else (a.reshape(1), b.reshape(1))  # NumPy makes scalars of the others
