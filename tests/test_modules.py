@@ -950,7 +950,7 @@ def test_arrays_are_replaced():
     """What a tape, or a user, still holds stays as it is."""
     for module in (*one_of_each(0), *one_of_each(), *of_counts(0), *of_counts()):
         module(data((4, 6)))
-        held = [(key, m._get(name)) for key, m, name in module._state("")]
+        held = [(key, m._get(name)) for key, m, name in module._state()]
         copies = [array.copy() for _, array in held]
         module(data((4, 6), 1) * 300)
         for (key, array), copied in zip(held, copies, strict=True):

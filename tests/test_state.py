@@ -299,7 +299,7 @@ def _values(module):
 
 
 def _arrays(module):
-    return [(key, m._get(name)) for key, m, name in module._state("")]
+    return [(key, m._get(name)) for key, m, name in module._state()]
 
 
 # --- what is refused --------------------------------------------------------------------------

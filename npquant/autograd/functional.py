@@ -567,7 +567,7 @@ def mse_loss(input: Array, target: Array) -> Array:
     array(2.)
     """
     input = _floats(input, "input")
-    target = _like(target, "target", input, "input")
+    target = _like(target, "target", input)
     checks.of_shape(target, "target", input.shape)
     if input.size == 0:
         raise ValueError(f"input must have an element, got shape {input.shape}")

@@ -154,7 +154,7 @@ class Module:
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"state_dict must be a mapping, got {seen(state_dict)}")
-        places = {key: (module, name) for key, module, name in self._state("")}
+        places = {key: (module, name) for key, module, name in self._state()}
         for key in places:
             if key not in state_dict:
                 raise ValueError(f"state_dict must have the key {key!r}, got {list(state_dict)}")
@@ -232,8 +232,8 @@ class Module:
         for child in self._modules:
             yield from getattr(self, child)._walk(f"{prefix}{child}.")
 
-    def _state(self, prefix: str) -> Iterator[tuple[str, Module, str]]:
-        for path, module in self._walk(prefix):
+    def _state(self) -> Iterator[tuple[str, Module, str]]:
+        for path, module in self._walk(""):
             for name in module._names():
                 yield path + name, module, name
 
