@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from npquant.cpu.lowered import called
-from npquant.cpu.target import Compiled, Types, array_type, compiled
+from npquant.cpu.target import Compiled, Types, array_type, array_types, compiled
 from npquant.primitives import at, widen
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ def one_reversed(least: Any, greatest: Any) -> Any:
 
 
 #: The same by itself: ``any_reversed[dtype](least, greatest)``.
-any_reversed = compiled(one_reversed, lambda dtype: (array_type(dtype), array_type(dtype)))
+any_reversed = compiled(one_reversed, lambda dtype: array_types(dtype, dtype))
 
 #: What `widen` takes to float64.
 _WIDE = frozenset(np.dtype(t) for t in ("float64", "int32", "uint32", "int64"))
@@ -60,16 +60,14 @@ def _types(dtype: Any) -> Types:
 _call = compiled(_any_outside, _types)
 
 
-def _both_types(scale: Any, zero_point: Any) -> Types:
-    return array_type(scale), array_type(zero_point), types.float64, types.float64
-
-
 def _look(n: Any, scale: Any, zero_point: Any, least: Any, most: Any) -> Any:
     """So that what a kernel calls is compiled once."""
     return usual(n, scale, zero_point, least, most)
 
 
-_inside = compiled(_look, lambda kinds: (types.intp, *_both_types(*kinds)))
+_inside = compiled(
+    _look, lambda kinds: (types.intp, *array_types(*kinds), types.float64, types.float64)
+)
 
 
 class Looks(Compiled):
