@@ -368,13 +368,12 @@ def _store(y, i, v):
 def _key(v):
     if isinstance(v, types.Integer):
         return first(v)
-    bits = v.bits if isinstance(v, Storage) else v.bitwidth
     as_int, top = {
         16: (_as_int16, np.int16(2**15 - 1)),
         32: (_as_int32, np.int32(2**31 - 1)),
         64: (_as_int64, np.int64(2**63 - 1)),
-    }[bits]
-    sign, kind = bits - 1, type(top)
+    }[v.bitwidth]
+    sign, kind = v.bitwidth - 1, type(top)
 
     def key(v):
         i = as_int(v)
@@ -387,8 +386,7 @@ def _key(v):
 def _bits(v):
     if isinstance(v, types.Integer):
         return first(v)
-    width = v.bits if isinstance(v, Storage) else v.bitwidth
-    return read_as([v], {16: types.int16, 32: types.int32, 64: types.int64}[width])
+    return read_as([v], {16: types.int16, 32: types.int32, 64: types.int64}[v.bitwidth])
 
 
 @teach(p.of_bits)

@@ -21,17 +21,17 @@ from npquant.cpu.lowered import called
 
 
 class Storage(types.Type):  # type: ignore[misc]
-    """A number format of NumPy or ml_dtypes, held as an integer of its size."""
+    """A number format of NumPy or ml_dtypes, held as an integer of as many bits."""
 
     def __init__(self, name: str, bits: int) -> None:
-        self.bits = bits
+        self.bitwidth = bits
         super().__init__(name=f"storage[{name}]")
 
 
 @register_model(Storage)
 class StorageModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Storage) -> None:
-        super().__init__(dmm, fe_type, ir.IntType(fe_type.bits))
+        super().__init__(dmm, fe_type, ir.IntType(fe_type.bitwidth))
 
 
 FLOAT16: Final = Storage("float16", 16)

@@ -16,7 +16,6 @@ from numba import types
 from npquant.cpu.borrowed import data_of
 from npquant.cpu.lowered import called, lowered
 from npquant.cpu.rooms import new_array
-from npquant.cpu.storage import Storage
 
 #: Rows, so many that a table stays in the second cache; PITCH is no power of two, or all columns
 #: would compete for the same places of the cache.
@@ -50,12 +49,8 @@ def take(table: Any, k: Any, p: Any) -> Any:
     return table[k]
 
 
-def _bits(t: Any) -> int:
-    return int(t.bits if isinstance(t, Storage) else t.bitwidth)
-
-
 def _word(p: Any) -> types.Type:
-    return types.uint64 if any(_bits(t) > 32 for t in p) else types.uint32
+    return types.uint64 if any(t.bitwidth > 32 for t in p) else types.uint32
 
 
 @lowered(empty)
@@ -86,7 +81,7 @@ def _put(typing: Any, table: Any, k: Any, p: Any) -> Any:
         array, k, row = args
         for i, place in enumerate(_places(context, builder, table, array, k, len(p))):
             value = builder.extract_value(row, i)
-            builder.store(_as_word(builder, value, _bits(p[i]), place.type.pointee), place)
+            builder.store(_as_word(builder, value, p[i].bitwidth, place.type.pointee), place)
         return context.get_dummy_value()
 
     return types.void(table, types.uintp, p), generate
@@ -101,7 +96,7 @@ def _put_half(typing: Any, table: Any, k: Any, p: Any) -> Any:
             word = place.type.pointee
             kind = ir.VectorType(word, HALF)
             none, all_ = ir.Constant(kind, ir.Undefined), ir.VectorType(number, HALF)
-            value = _as_word(builder, builder.extract_value(row, i), _bits(p[i]), word)
+            value = _as_word(builder, builder.extract_value(row, i), p[i].bitwidth, word)
             values = builder.insert_element(none, value, number(0))
             values = builder.shuffle_vector(values, none, ir.Constant(all_, [0] * HALF))
             to = builder.bitcast(place, kind.as_pointer())
@@ -117,7 +112,7 @@ def _take(typing: Any, table: Any, k: Any, p: Any) -> Any:
         array, k, _ = args
         row = []
         for i, place in enumerate(_places(context, builder, table, array, k, len(p))):
-            bits, kind = ir.IntType(_bits(p[i])), context.get_value_type(p[i])
+            bits, kind = ir.IntType(p[i].bitwidth), context.get_value_type(p[i])
             value = builder.load(place)
             value = value if value.type == bits else builder.trunc(value, bits)
             row.append(value if kind == bits else builder.bitcast(value, kind))
