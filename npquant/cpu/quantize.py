@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from npquant.cpu.loops import Elementwise
 from npquant.cpu.shortcuts import Guessed, Tried
-from npquant.formulas import guesses
 from npquant.formulas import quantize as f
 
 quantize_per_tensor = Elementwise(f.tensor_inverse, f.quantize).run
-quantize_per_channel = Guessed(
-    f.channel_inverse, f.quantize, guesses.split_inverse, guesses.guess
-).run
-per_token = Guessed(f.token_inverse, f.quantize_zero_first, guesses.split_inverse, guesses.guess)
+quantize_per_channel = Guessed(f.channel_inverse, f.quantize).run
+per_token = Guessed(f.token_inverse, f.quantize_zero_first)
 quantize_per_token = per_token.run
 quantize_by_division = Elementwise(f.as_given, f.quantize_by_division).run
 quantize_by_division_to_float8 = Elementwise(f.as_given, f.quantize_by_division_to_float8).run

@@ -16,7 +16,7 @@ from npquant.cpu.lowered import called
 from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import end_past, stretch_of, up_to_past
 from npquant.dtypes import FLOAT8, FLOATS, NARROW, float32, float64
-from npquant.formulas.guesses import SURE
+from npquant.formulas.guesses import SURE, guess, split_inverse
 from npquant.primitives import bits, item, like, of_bits, store
 
 #: Of blocks up to so many elements nothing is guessed.
@@ -36,16 +36,11 @@ class Guessed(Elementwise):
     Parameters
     ----------
     parameters, element : callable
-        As of `Elementwise`.
-    split, guess : callable
-        The same of data that float32 holds, and a float64 scale; ``guess(...) -> (code, rest)``,
-        and the code is sure where the rest is below `SURE`.
+        As of `Elementwise`. Both ways to quantize share a guess, which is sure where the rest that
+        comes with a code is below `SURE`.
     """
 
-    def __init__(
-        self, parameters: Callable[..., Any], element: Callable[..., Any],
-        split: Callable[..., Any], guess: Callable[..., Any],
-    ) -> None:  # fmt: skip
+    def __init__(self, parameters: Callable[..., Any], element: Callable[..., Any]) -> None:
         super().__init__(parameters, element)
 
         def guesses(
@@ -60,7 +55,7 @@ class Guessed(Elementwise):
             while begin < end:
                 row = (first + begin) // inner
                 c, stop = row % channels, min((row + 1) * inner - first, end)
-                p = split(x, scale[c], zero_point[c], constants, y)
+                p = split_inverse(x, scale[c], zero_point[c], constants, y)
                 while begin < stop:
                     m = stop - begin
                     if m > LONG:
