@@ -73,7 +73,7 @@ def runs_of(parameters: Function, element: Function) -> Function:
         for task in range(begin, end):
             c, tile = task // tiles * block, task % tiles
             width = min(block, channels - c)
-            table.fill_in_order(columns, c, width, parameters, x, scale, zero_point,
+            table.fill_in_order(columns, 0, c, width, parameters, x, scale, zero_point,
                                 constants, y)  # fmt: skip
             clear(lanes, 0, width * 2 * LANES)
             e = tile * TILE
@@ -286,7 +286,7 @@ def short_of(parameters: Function, element: Function) -> Function:
         for task in range(begin, end):
             c, row = task * TOGETHER, (task - begin) * TOGETHER % BLOCK
             if row == 0:
-                table.fill_in_order(columns, c, min(BLOCK, channels - c), parameters, x, scale,
+                table.fill_in_order(columns, 0, c, min(BLOCK, channels - c), parameters, x, scale,
                                     zero_point, constants, y)  # fmt: skip
             width = min(TOGETHER, channels - c)
             for r in range(np.uintp(width)):

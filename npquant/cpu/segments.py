@@ -168,7 +168,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
             rows = min(end - begin, channels - c, channels if again else RUNS)
             if not made:
                 lowest, some = (0, channels) if again else (c, rows)
-                table.fill_in_order(columns, lowest, some, parameters, x, scale, zero_point,
+                table.fill_in_order(columns, 0, lowest, some, parameters, x, scale, zero_point,
                                     constants, y)  # fmt: skip
                 made = again
             at_row, to = np.uintp(c if again else 0), np.uintp(0)

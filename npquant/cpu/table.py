@@ -123,19 +123,10 @@ def _take(typing: Any, table: Any, k: Any, p: Any) -> Any:
 
 @called
 def fill_in_order(
-    table: Any, lowest: Any, n: Any, parameters: Any, x: Any, scale: Any, zero_point: Any,
-    constants: Any, y: Any,
-) -> None:  # fmt: skip
-    """A row for each of `n` channels from the `lowest` on."""
-    _fill_from(table, 0, lowest, n, parameters, x, scale, zero_point, constants, y)
-
-
-@called
-def _fill_from(
     table: Any, row: Any, lowest: Any, n: Any, parameters: Any, x: Any, scale: Any,
     zero_point: Any, constants: Any, y: Any,
 ) -> None:  # fmt: skip
-    """The same from `row` on."""
+    """A row for each of `n` channels from the `lowest` on, from `row` on."""
     k, c = np.uintp(row), np.uintp(lowest)
     for i in range(np.uintp(n)):
         put(table, k + i, parameters(x, scale[c + i], zero_point[c + i], constants, y))
@@ -156,12 +147,12 @@ def fill(
     c = lowest + row // inner
     p = parameters(x, scale[c], zero_point[c], constants, y)
     if inner == 1:
-        fill_in_order(table, c, made, parameters, x, scale, zero_point, constants, y)
+        fill_in_order(table, 0, c, made, parameters, x, scale, zero_point, constants, y)
     else:
         k, after = 0, inner - row % inner
         while k < made:
             some = min(SOME, 1 + (made - after + inner - 1) // inner)
-            _fill_from(table, _ALONE, c, some, parameters, x, scale, zero_point, constants, y)
+            fill_in_order(table, _ALONE, c, some, parameters, x, scale, zero_point, constants, y)
             for i in range(np.uintp(_ALONE), np.uintp(_ALONE + some)):
                 channel = take(table, i, p)
                 put_half(table, np.uintp(k), channel)
