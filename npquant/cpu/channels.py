@@ -196,7 +196,7 @@ def by_view(granularity: Granularity, x: Array) -> tuple[Array, Array] | None:
     if x.size <= PIECE or not strided.aligned(x):
         return None
     x = _channels_first(granularity, x)
-    return strided.views((x,), flat=lambda a: False).rows, strided.forward(x)
+    return strided.view(x)[None], strided.forward(x)
 
 
 def views_in_boxes(
@@ -215,7 +215,7 @@ def views_in_boxes(
         return None
     moved = [_channels_first(granularity, a) for a in arrays]
     forward = list(map(strided.forward, moved))
-    views, _ = strided.views(tuple(moved), flat=lambda a: False)
+    views, _ = strided.views_of(*map(strided.lying, moved))
     count = size // granularity.channels
     rows = strided.BLOCK * max(map(strided.crossed, moved))
     if rows <= most:
