@@ -253,20 +253,14 @@ def respread(
     _respread_call[None](histogram, low, high, new_low, new_high, parts, new)
 
 
-def _clip_linear(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
-    bins = histogram.size
-    cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
-    search_of_ends(histogram, bins, low, high, codes, cumulative, errors, bounds)
-
-
-_clip_linear_call = compiled(
-    _clip_linear, lambda _: (_FLOATS, types.float32, types.float32, types.int64, _FLOATS)
+_search_of_ends = compiled(
+    search_of_ends, lambda _: (_FLOATS, types.float32, types.float32, types.int64, _FLOATS)
 )
 
 
 def clip_linear(histogram: Array, low: float, high: float, codes: int, bounds: Array) -> None:
     """Write the two ends of the range that HistogramObserver's search finds to `bounds`."""
-    _clip_linear_call[None](histogram, low, high, codes, bounds)
+    _search_of_ends[None](histogram, low, high, codes, bounds)
 
 
 # --- doubling histograms ----------------------------------------------------------------------

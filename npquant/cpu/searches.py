@@ -105,15 +105,10 @@ def clipping_error(
     return torch_sum(errors, bins)
 
 
-@called
-def search_of_ends(
-    histogram: Any, bins: Any, low: Any, high: Any, codes: Any, cumulative: Any, errors: Any,
-    bounds: Any,
-) -> None:  # fmt: skip
-    """HistogramObserver's search for the range whose codes have the least squared error.
-
-    `cumulative` and `errors` have room for all bins.
-    """
+def search_of_ends(histogram: Any, low: Any, high: Any, codes: Any, bounds: Any) -> None:
+    """HistogramObserver's search for the range whose codes have the least squared error."""
+    bins = histogram.size
+    cumulative, errors = np.empty(bins, np.float32), np.empty(bins, np.float32)
     total = np.float64(torch_sum(histogram, bins))
     running = np.float64(0)
     for i in range(bins):
