@@ -73,42 +73,60 @@ def _brought(typing: Any, x: Any, begin: Any, n: Any, rooms: Any) -> Any:
     return result(x, types.uintp, types.uintp, rooms), generate
 
 
+class Vectors:
+    """Vectors of `lanes` elements of an array, as integers."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, array: Any, lanes: int) -> None:
+        self.builder, self.step = builder, 1 + isinstance(kind, EverySecond)
+        self.size, self.lanes = context.get_abi_sizeof(context.get_data_type(kind.dtype)), lanes
+        self.bits = ir.IntType(8 * self.size)
+        self._data = builder.bitcast(data_of(context, builder, kind, array), self.bits.as_pointer())
+
+    def place(self, i: Any, back: int = 0) -> Any:
+        """Where element `i` lies, or so many of memory before it."""
+        i = self.builder.mul(i, i.type(self.step))
+        return self.builder.gep(self._data, [self.builder.sub(i, i.type(back))])
+
+    def load(self, i: Any, last: bool = False) -> Any:
+        """Those from `i` on.
+
+        Of every second element as many more are read: those behind each, or, of the last of an
+        array, those before. So of the first the last must not be asked for, nor the other way.
+        """
+        back = self.step - 1 if last else 0
+        wide = ir.VectorType(self.bits, self.lanes * self.step)
+        place = self.builder.bitcast(self.place(i, back), wide.as_pointer())
+        v = self.builder.load(place, align=self.size)
+        if self.step == 1:
+            return v
+        order = ir.VectorType(ir.IntType(32), self.lanes)(list(range(back, wide.count, 2)))
+        return self.builder.shuffle_vector(v, v, order)
+
+
 class _Moved:
-    """An array of whose elements some become those of a room, one after another."""
+    """An array of whose elements, from `begin` on, some become those of a room."""
 
     def __init__(
         self, context: Any, builder: Any, begin: Any, kind: Any, array: Any, room: Any
     ) -> None:
         size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-        self.builder, self.element, self.size = builder, ir.IntType(8 * size), size
-        self.step, self.many = 1 + isinstance(kind, EverySecond), LINE // size
-        data = data_of(context, builder, kind, array)
-        first = builder.gep(data, [builder.mul(begin, begin.type(self.step))])
-        place = self.element.as_pointer()
-        self.first, self.room = (builder.bitcast(p, place) for p in (first, room))
-
-    def _place(self, k: Any, back: int) -> Any:
-        i = self.builder.mul(k, k.type(self.step))
-        return self.builder.gep(self.first, [self.builder.sub(i, k.type(back))])
+        self._builder, self._begin, self.many = builder, begin, LINE // size
+        self._read = Vectors(context, builder, kind, array, self.many)
+        self._room = builder.bitcast(room, self._read.bits.as_pointer())
 
     def _put(self, value: Any, k: Any) -> None:
-        into = self.builder.gep(self.room, [k])
-        into = self.builder.bitcast(into, value.type.as_pointer())
-        self.builder.store(value, into, align=self.size)
+        into = self._builder.gep(self._room, [k])
+        into = self._builder.bitcast(into, value.type.as_pointer())
+        self._builder.store(value, into, align=self._read.size)
 
     def line(self, k: Any, last: bool) -> None:
         """So many elements from the k-th on as fill a line; of the `last` none beyond is read."""
-        back = self.step - 1 if last else 0
-        vector = ir.VectorType(self.element, self.many * self.step)
-        place = self.builder.bitcast(self._place(k, back), vector.as_pointer())
-        value = self.builder.load(place, align=self.size)
-        which = list(range(back, vector.count, self.step))
-        order = ir.Constant(ir.VectorType(ir.IntType(32), self.many), which)
-        self._put(self.builder.shuffle_vector(value, value, order), k)
+        self._put(self._read.load(self._builder.add(self._begin, k), last), k)
 
     def one(self, k: Any) -> None:
         """The k-th element."""
-        self._put(self.builder.load(self._place(k, 0)), k)
+        place = self._read.place(self._builder.add(self._begin, k))
+        self._put(self._builder.load(place), k)
 
 
 def _bring(builder: Any, arrays: list[_Moved], n: Any) -> None:

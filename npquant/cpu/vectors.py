@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, errors
 
-from npquant.cpu.borrowed import EverySecond, data_of
+from npquant.cpu.every_second import Vectors
 from npquant.cpu.fetching import prefetch
 from npquant.cpu.lines import LINE, PAST_AHEAD
 from npquant.cpu.lowered import lowered
@@ -27,41 +27,19 @@ from npquant.primitives import key
 VECTORS, AT_ONCE = 2 * LINE, 4
 
 
-class _Vectors:
-    """Vectors of `lanes` elements of an array, as integers."""
+class _Vectors(Vectors):
+    """Those of which the least and the greatest elements are kept."""
 
     def __init__(self, context: Any, builder: Any, kind: Any, array: Any, lanes: int) -> None:
-        self._builder, self._step = builder, 1 + isinstance(kind, EverySecond)
-        self.size, self.lanes = context.get_abi_sizeof(context.get_data_type(kind.dtype)), lanes
-        self.bits = ir.IntType(8 * self.size)
-        self._data = builder.bitcast(data_of(context, builder, kind, array), self.bits.as_pointer())
+        super().__init__(context, builder, kind, array, lanes)
         self.integer = isinstance(kind.dtype, types.Integer)
         s = "s" if not self.integer or kind.dtype.signed else "u"
         #: What is asked of them: of keys the first two.
         self.kinds = [f"{s}min", f"{s}max"] + ["umax"] * (not self.integer)
 
-    def place(self, i: Any, back: int = 0) -> Any:
-        i = self._builder.mul(i, i.type(self._step))
-        return self._builder.gep(self._data, [self._builder.sub(i, i.type(back))])
-
-    def load(self, i: Any, last: bool = False) -> Any:
-        """Those from `i` on.
-
-        Of every second element as many more are read: those behind each, or, of the last of an
-        array, those before. So of the first the last must not be asked for, nor the other way.
-        """
-        back = self._step - 1 if last else 0
-        wide = ir.VectorType(self.bits, self.lanes * self._step)
-        place = self._builder.bitcast(self.place(i, back), wide.as_pointer())
-        v = self._builder.load(place, align=self.size)
-        if self._step == 1:
-            return v
-        order = ir.VectorType(ir.IntType(32), self.lanes)(list(range(back, wide.count, 2)))
-        return self._builder.shuffle_vector(v, v, order)
-
     def see_all(self, begin: Any, end: Any, see: Callable[[Any], None], fetched: bool) -> None:
         """Let ``see(vector)`` see those from `begin` on, the last of which goes on beyond `end`."""
-        builder, word = self._builder, begin.type
+        builder, word = self.builder, begin.type
         parts: Any = ((begin, end, 1),)
         if fetched:
             rest = builder.urem(builder.sub(end, begin), word(AT_ONCE * self.lanes))
@@ -78,14 +56,14 @@ class _Vectors:
 
     def fetch(self, i: Any) -> None:
         """Fetch the lines that lie half a page behind those from `i` on."""
-        place = self._builder.bitcast(self.place(i), ir.IntType(8).as_pointer())
-        for line in range(0, self.lanes * self.size * self._step, LINE):
-            ahead = self._builder.gep(place, [i.type(PAST_AHEAD + line)])
-            prefetch(self._builder, ahead, 3)
+        place = self.builder.bitcast(self.place(i), ir.IntType(8).as_pointer())
+        for line in range(0, self.lanes * self.size * self.step, LINE):
+            ahead = self.builder.gep(place, [i.type(PAST_AHEAD + line)])
+            prefetch(self.builder, ahead, 3)
 
     def keys(self, v: Any) -> Any:
         """The keys of a vector."""
-        return v if self.integer else key_of_bits(self._builder, v)
+        return v if self.integer else key_of_bits(self.builder, v)
 
 
 def _see(builder: Any, kinds: Any, places: Any, v: Any) -> None:
