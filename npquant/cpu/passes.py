@@ -2,7 +2,9 @@
 
 Passes are left out that rewrite what these have not: `with` blocks, closures, loops over tuples,
 expressions of whole arrays, functions to be inlined before their types are known. They take a
-twentieth of the time. And what several functions call is compiled once, whatever options of theirs
+twentieth of the time. So is the pass that copies a function's code, with types, for whoever prints
+it: a compiled function would keep that as long as it lives, and it is half of its entry in the
+cache. And what several functions call is compiled once, whatever options of theirs
 it does not inherit: a kernel releases the GIL, and what it calls has no such option.
 """
 
@@ -32,6 +34,7 @@ NEEDLESS = frozenset({
     typed_passes.NopythonRewrites,
     typed_passes.NoPythonSupportedFeatureValidation,
     typed_passes.DumpParforDiagnostics,
+    typed_passes.AnnotateTypes,
 })  # fmt: skip
 
 #: The options that a function has of the one that calls it (`CPUTargetOptions.finalize`).
