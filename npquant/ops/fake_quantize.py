@@ -322,7 +322,8 @@ def fake_quantize_per_tensor_affine_cachemask_backward(
     grad : ndarray or ArraySpec
         Gradient of the output: floats or integers of any shape.
     mask : ndarray or ArraySpec
-        Mask that the forward returned: bool, of the shape of `grad`, but for axes of length 1.
+        Mask that the forward returned: bool, of the shape of `grad`, or of one that
+        broadcasts with it by axes of length 1 alone.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -585,7 +586,8 @@ def fake_quantize_per_channel_affine_cachemask_backward(
     grad : ndarray or ArraySpec
         Gradient of the output: floats or integers of any shape.
     mask : ndarray or ArraySpec
-        Mask that the forward returned: bool, of the shape of `grad`, but for axes of length 1.
+        Mask that the forward returned: bool, of the shape of `grad`, or of one that
+        broadcasts with it by axes of length 1 alone.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
@@ -829,7 +831,8 @@ def fake_quant_per_channel_backward(grad: Array, mask: Array, *, out: Array | No
     grad : ndarray or ArraySpec
         Gradient of the output: floats or integers of any shape.
     mask : ndarray or ArraySpec
-        Mask that the forward returned: bool, of the shape of `grad`, but for axes of length 1.
+        Mask that the forward returned: bool, of the shape of `grad`, or of one that
+        broadcasts with it by axes of length 1 alone.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
         read or one that does not overlap it. By default a new array.
