@@ -153,6 +153,8 @@ def dequantize_per_tensor(
 
     The code, the zero point, the difference and the product are each rounded to `out_dtype`. The
     scale is a float32, or a float64 for float64 output. A NaN, which only float8 has, stays NaN.
+    Codes and zero points that `out_dtype` does not hold, as integers beyond 65,519 in float16, are
+    infinite.
 
     Parameters
     ----------
@@ -363,6 +365,8 @@ def dequantize_per_channel(
 
     The code, the zero point, the difference and the product are each rounded to `out_dtype`. The
     scale is a float32, or a float64 for float64 output. A NaN, which only float8 has, stays NaN.
+    Codes and zero points that `out_dtype` does not hold, as integers beyond 65,519 in float16, are
+    infinite.
 
     Parameters
     ----------

@@ -319,6 +319,28 @@ def test_float16_of_channels_and_blocks(target, opset):
         cases.assert_same(y.astype(F32), runtime("DequantizeLinear", q, *qparams, opset, **at))
 
 
+@pytest.mark.parametrize("dtype", **named([F16, BF16]))
+@pytest.mark.parametrize("target", **named([np.dtype(t) for t in ("int16", "uint16", "int32")]))
+def test_wide_codes_to_two_bytes(target, dtype):
+    """ONNX computes in float32, and rounds once."""
+    random, (lo, hi) = np.random.default_rng(6), cases.BOUNDS[target]
+    most = 10**5
+    q, z = (random.integers(max(lo, -most), min(hi, most), n).astype(target) for n in ((4, 64), 4))
+    z = np.zeros_like(z) if target == np.int32 else z  # ONNX has no others there
+    s = random.uniform(0.01, 0.2, 4).astype(dtype)
+    args, blocks = (z, 0, lo, hi, target), {"axis": 1, "block_size": 32}
+    y = nq.convert_element_type(nq.dequantize_per_channel(q, s, *args), dtype)
+    groups, zeros = (np.repeat(v[:, None], 2, axis=1) for v in (s, z))
+    in_groups = nq.dequantize_per_channel_group(q, groups.astype(F32), zeros, lo, hi, target, 32)
+    in_groups = nq.convert_element_type(in_groups, dtype)
+    for evaluate in (reference, runtime) if dtype == F16 else (reference,):
+        cases.assert_same(y.astype(F32), evaluate("DequantizeLinear", q, s, z, axis=0))
+        cases.assert_same(
+            in_groups.astype(F32), evaluate("DequantizeLinear", q, groups, zeros, **blocks)
+        )
+    assert (y != nq.dequantize_per_channel(q, s, *args, out_dtype=dtype)).any()
+
+
 def test_fake_quantize_is_quantize_and_dequantize():
     """The pair of nodes, at float32."""
     s, z = np.array(0.1, F32), np.array(3, np.int8)

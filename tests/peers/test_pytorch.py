@@ -897,6 +897,21 @@ def test_d15_dequantize_per_channel_is_the_older_formula(target, out_dtype):
         assert (ours != theirs).any()
 
 
+def test_d15_codes_that_the_result_does_not_hold():
+    """Per tensor PyTorch itself makes infinities of them."""
+    q, s, z = np.array([[200000, -3]], np.int32), np.array([1e-4], F32), np.zeros(1, np.int64)
+    args, rest = (-(2**31), 2**31 - 1, np.int32), {"out_dtype": F16}
+    theirs, ours = both(
+        "dequantize_per_channel", decomposed.dequantize_per_channel, q, s, z, 0, *args, **rest
+    )
+    assert theirs[0, 0] == 20
+    assert ours[0, 0] == INF
+    cases.assert_same(ours[:, 1:], theirs[:, 1:])
+    cases.assert_same(*both(
+        "dequantize_per_tensor", decomposed.dequantize_per_tensor, q, 1e-4, 0, *args, **rest
+    ))  # fmt: skip
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_d24_a_row_that_is_not_finite(value, symmetric):
