@@ -389,6 +389,30 @@ def test_mse_of_more_codes_than_bins():
     assert (low[0], high[0]) == (x.min(), x.max())
 
 
+def test_mse_is_that_of_the_qparams_that_are_given():
+    """Also where float32 does not hold the width: whether low / scale is a tie decides it."""
+    ends = np.float32([-1.9996754e38, 1.9996754e38])
+    between = np.float32([-3.161032, -6.715025, 4.2783527, -9.9940487, 2.4912349, -10.607257,
+                          -17.765546, 12.288741, 8.393901])  # fmt: skip
+    x = np.concatenate([ends, between * np.float32(1e37)])
+    observer = MSEObserver(16, dtype=ml_dtypes.int4)
+    observer(x)
+    low, high = (float(v[0]) for v in observer._range())
+    assert high - low > float(np.finfo(np.float32).max)
+    counts, exponent = oracle.doubling(x, 16)
+    edge, least, greatest = oracle.edges(16, exponent), *map(float, ends)
+
+    def error(scale, z):
+        return oracle.squared_error(counts, edge, least, greatest, scale[0], -8, 7, z[0])
+
+    found = error(*observer.calculate_qparams())
+    for n in range(1, 101):
+        for a, b in ((least * n / 100, high), (low, greatest * n / 100)):
+            range_ = (np.array([np.float32(v)], np.float64) for v in (a, b))
+            s, z = nq.determine_qparams(*range_, -8, 7, ml_dtypes.int4, 2.0**-23, False)
+            assert found <= error(s.astype(np.float32), z) * (1 + 1e-9)  # as above
+
+
 @pytest.mark.parametrize("one_sided", [False, True])
 @pytest.mark.parametrize("qscheme", EntropyObserver._schemes[:2])
 def test_entropy(qscheme, one_sided):

@@ -220,11 +220,12 @@ def _filled(counts: Any, bins: Any, width: Any, least: Any, greatest: Any, edges
 @called
 def codes_of(low: Any, high: Any, lo: Any, hi: Any, middle: Any, eps: Any, choose: Any) -> Any:
     """The scale for the range low..high, and the least and the greatest code without zero point."""
-    s, eps, low, high = np.float32(0), np.float32(eps), np.float32(low), np.float32(high)
+    s, low, high = np.float32(0), np.float32(low), np.float32(high)
     if high - low < np.float32(np.inf):
-        scale, z = choose(low, high, lo, hi, eps, middle, s)
+        scale, z = choose(low, high, lo, hi, np.float32(eps), middle, s)
     else:  # as the observer chooses where float32 does not hold the width
-        scale, z = choose(np.float64(low), np.float64(high), lo, hi, eps, middle, s)
+        wide = np.float64(low), np.float64(high), lo, hi, np.float64(eps)
+        scale, z = choose(*wide, middle, s)
     return np.float64(scale), np.float64(lo - z), np.float64(hi - z)
 
 
