@@ -1385,12 +1385,26 @@ def test_groups_of_nothing_may_have_any_size():
 
 @pytest.mark.interpreted
 def test_qparams_of_bounds_far_apart():
-    """Up to the most that an int64 holds."""
+    """Up to the most that an int64 holds, and for affine zero points, an int32."""
     x = np.array([-1, 3], F32)
     next_to_a_tie = 0, 2**60 + 2**36 + 1  # which float32 would round up, and a float64 is down
     for bounds in ((-1, 2**63 - 2), (-(2**62), 2**62 - 1), (-(2**63) + 1, 0), next_to_a_tie):
-        for op in ("choose_qparams", "choose_qparams_symmetric"):
-            agree(op, x, *bounds, 0.0, np.int8, note=bounds)
+        agree("choose_qparams_symmetric", x, *bounds, 0.0, np.int8, note=bounds)
+    for bounds in ((-(2**31), 2**31 - 1), (0, 2**31 - 1), (-(2**31), 0)):
+        agree("choose_qparams", x, *bounds, 0.0, np.int8, note=bounds)
+
+
+@pytest.mark.parametrize("bounds", [(0, 2**32 - 1), (-(2**31) - 1, 7), (-8, 2**31)])
+def test_affine_qparams_have_bounds_of_int32(bounds):
+    """Or zero points would wrap."""
+    x = np.array([-1, 1], F32)
+    beyond = pytest.raises(ValueError, match=r"-2147483648\.\.2147483647")
+    with beyond:
+        nq.choose_qparams(x, *bounds, 1e-3, np.int32)
+    for ends in ((x[:1], x[1:]), (x[0], x[1])):
+        with beyond:
+            nq.determine_qparams(*ends, *bounds, np.int32, 1e-3, False)
+        nq.determine_qparams(*ends, *bounds, np.int32, 1e-3, False, "per_tensor_symmetric")
 
 
 @pytest.mark.interpreted

@@ -49,7 +49,7 @@ def choose_qparams(
         Values of any shape, at least one; float16, bfloat16, float32 or float64.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max`` and
-        ``quant_min < quant_max``. They may lie beyond the bounds of `dtype`.
+        ``quant_min < quant_max``. They may lie beyond the bounds of `dtype`, within int32.
     eps : float or array of one element
         Least scale, not negative; rounded to float32.
     dtype : dtype
@@ -352,8 +352,8 @@ def determine_qparams(
     max_val : ndarray or ArraySpec
         Greatest values, of the shape and the dtype of `min_val`, nowhere less.
     quant_min, quant_max : int or array of one element
-        Least and greatest code, both included, within int64. Where they are equal, the scale is a
-        quotient by 0.
+        Least and greatest code, both included, within int64, and in an affine scheme within int32,
+        which its zero points are. Where they are equal, the scale is a quotient by 0.
     dtype : dtype
         Dtype of the codes: uint8, int8, uint16, int16, int32, or from ml_dtypes int4, uint4, int2,
         uint2, float8_e4m3fn, float8_e5m2.
@@ -494,6 +494,8 @@ def _with_steps(
     bounds = checks.bounds_with_steps(quant_min, quant_max, kind)
     custom = checks.switch(custom, "has_customized_qrange", kind)
     name, middle = _scheme(checks.option(qscheme, "qscheme", QSCHEMES), bounds, target, custom)
+    if name == "choose_affine":  # whose zero points are made in int32, as in PyTorch
+        checks.bounds_of(quant_min, quant_max, dtypes.int32, kind)
     precision, least = _precision(dtype, len(shape) == 1, eps)
     choice = Choice(name, shape, dtype, layout.PER_TENSOR, bounds, least, middle, precision,
                     shape or (1,), _RESULTS)  # fmt: skip
@@ -516,6 +518,8 @@ def _proper(
     if lo == hi:
         raise ValueError(f"quant_min must be less than quant_max, got {lo} and {hi}")
     name, middle = _scheme(qscheme, (lo, hi), target, False)
+    if name == "choose_affine":  # as above
+        checks.bounds_of(quant_min, quant_max, dtypes.int32, kind)
     choice = Choice(name, shape, dtype, layout.whole(prod(shape)), (lo, hi), eps, middle, "float32",
                     (1,), _RESULTS)  # fmt: skip
     return choice, fast_choice(kind, choice, lambda x: _choose(x, lo, hi, eps, target, qscheme))

@@ -455,6 +455,9 @@ def anywhere(draw, many):
     return draw.of(RANGES + WIDE if many else RANGES)
 
 
+AS_INT32 = {"least": -(2**31), "greatest": 2**31 - 1}
+
+
 def bounds(m, lo, hi, *, least=-(2**63), greatest=2**63 - 1, zero=False, proper=False,
            steps=False):  # fmt: skip
     """The two bounds: in order, in a range; round zero, or of more than one code, where asked."""
@@ -956,7 +959,8 @@ def choose(m):
     m.data("input", floats_of(m.draw, size, d.x), read.FLOATS)
     if not math.prod(size):
         m.wrong("input")
-    bounds(m, lo, hi, zero=True, proper=True, steps=True)
+    within = {} if m.name.endswith("symmetric") else AS_INT32
+    bounds(m, lo, hi, zero=True, proper=True, steps=True, **within)
     m.number("eps", m.draw.of((2.0**-23, 1e-5, 1e-3, 0.0)), read.least_scale)
     m.dtype("dtype", d.target, read.TARGETS)
 
@@ -1000,11 +1004,14 @@ def determine(m):
         unseen = size == () and mn == np.inf and mx == -np.inf
         if mn.size and not unseen and (mn > mx).any():
             m.wrong("min_val", "max_val")
-    bounds(m, *_around_zero(draw), steps=True)
+    limits = bounds(m, *_around_zero(draw), steps=True)
     m.dtype("dtype", d.target, read.TARGETS)
     m.number("eps", draw.of((2.0**-23, 1e-5, 1e-3)), read.least_scale)
     m.switch("has_customized_qrange", draw.chance(0.5))
-    m.word("qscheme", draw.of(SCHEMES), SCHEMES)
+    scheme = m.word("qscheme", draw.of(SCHEMES), SCHEMES)
+    affine = known(scheme) and scheme.endswith("affine")
+    if affine and isinstance(limits, tuple) and not -(2**31) <= min(limits) <= max(limits) < 2**31:
+        m.wrong("quant_min", "quant_max")
 
 
 def fused(m):
@@ -1017,7 +1024,7 @@ def fused(m):
     row = row if known(row) else per_row
     m.switch("symmetric_quant", draw.chance(0.4))
     m.number("averaging_const", draw.of((0.01, 0.25, 1.0, 0.0)))
-    bounds(m, lo, hi, least=-(2**31), greatest=2**31 - 1, proper=True)
+    bounds(m, lo, hi, proper=True, **AS_INT32)
     if row:
         a = axis(m, size, a, "ch_axis")
     else:
