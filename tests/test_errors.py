@@ -431,6 +431,9 @@ def test_what_float32_does_not_hold_is_shown_as_given():
         ValueError, match=re.escape("zero_point must be finite in float32, got 1e+39")
     ):
         nq.fake_quantize_per_channel_affine(x, one, np.array([1e39]), 0, -8, 7)
+    for beyond in (1e39, 1e-60):
+        with pytest.raises(ValueError, match=re.escape(f"in float32, got {beyond}")):
+            nq.fake_quantize_learnable_per_tensor_affine_backward(x, x, beyond, 0, -8, 7)
 
 
 def test_classes_that_stand_for_no_dtype():

@@ -303,6 +303,8 @@ def learned(value: Any, name: str) -> Array:
         return value
     if is_number(value):
         kind = dtypes.float64 if type(value) is np.float64 else dtypes.float32
+        if name == "scale":
+            scale_float32(value)  # as it was given, not as a float32
         value = arrays.cast(np.array([number(value, name)], dtypes.float64), kind)
     return floats(value if isinstance(value, ARRAYS) else array_of_numbers(value, name), name)
 
