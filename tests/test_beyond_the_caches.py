@@ -129,7 +129,7 @@ def test_adaround_codes():
 @pytest.mark.parametrize("keys", [(key, key), (finite_key_above, finite_key_below)])
 def test_extremes_are_found_wherever_they_are(keys, fetched, dtype):
     """By a processor for which what comes next is fetched, and by another."""
-    find, x = Extremes(*keys, fetched), np.zeros(FAR + 3 * FETCHED + 5, dtype)
+    find, x = Extremes(*keys, fetched, fetched), np.zeros(FAR + 3 * FETCHED + 5, dtype)
     edges = (0, FETCHED_FAR, FETCHED, AHEAD, 1 << 14, 1 << 16, FAR, x.size - 1)
     for at in sorted({min(max(e + d, 0), x.size - 1) for e in edges for d in (-1, 0, 1)}):
         x[at], x[-1 - at] = -100, 155

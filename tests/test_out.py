@@ -715,9 +715,10 @@ def test_past_the_caches_without_qparams(dtype, n, kernels, monkeypatch):
 def test_what_is_made_at_once_past_the_caches(read, written, lines, fetched, monkeypatch):
     """So many lines where they are fetched, and 512 bytes that wait, whether they are or not.
 
-    A line of the cache that is fetched is half a page ahead.
+    A line of the cache that is fetched is half a page ahead, on most processors.
     """
     monkeypatch.setattr(segments, "FETCHED_PAST", fetched)
+    monkeypatch.setattr(segments, "PAST_AHEAD", 2048)
     asked = []
     monkeypatch.setattr(segments, "fetch", lambda x, first, m: asked.append((first, m)))
     x, y = np.zeros(4000, read), np.zeros(4000, written)

@@ -375,7 +375,7 @@ def test_vectors_are_whole_where_they_slow_nothing_down(name):
 
 
 @of_x86
-@pytest.mark.parametrize("name", ["icelake-server", "znver3"])
+@pytest.mark.parametrize("name", ["icelake-server", "znver3", "znver5"])
 def test_arrays_are_not_addressed_as_the_stack_is(name):
     """By the register of a function's frame, if it has none; where that takes longer."""
     code = """if True:
@@ -439,19 +439,33 @@ MINMAX = """if True:
 
 
 @of_x86
-@pytest.mark.parametrize(("name", "fetches"), [("haswell", True), ("znver3", False)])
-def test_where_what_is_only_read_is_fetched(name, fetches):
-    text = compiled_for(name, "+avx2,+fma", MINMAX)
-    assert ("call void @llvm.prefetch" in text) == fetches
+@pytest.mark.parametrize(
+    ("name", "long", "short"),
+    [("haswell", True, True), ("znver3", False, False), ("znver5", True, False)],
+)
+def test_where_what_is_only_read_is_fetched(name, long, short):
+    code = """if True:
+        from test_parts import np
+        from npquant.cpu.extremes import of_any_size
+        float32, int32 = np.dtype(np.float32), np.dtype(np.int32)
+        keys = {"_runs": (float32, int32), "_apart": (float32, int32), "short": (float32, float32)}
+        for kernel, key in keys.items():
+            text = getattr(of_any_size, kernel)._code[key].library.get_llvm_str()
+            print("call void @llvm.prefetch" in text)
+    """
+    assert compiled_for(name, "+avx2,+fma", code).split() == [str(long), str(short), str(short)]
 
 
 @of_x86
 @pytest.mark.parametrize(
     ("name", "read", "fetches"),
-    [("haswell", "float32", True), ("haswell", "int8", False), ("znver3", "float32", False)],
-)
+    [
+        ("haswell", "float32", True), ("haswell", "int8", False), ("znver3", "float32", False),
+        ("znver5", "float32", True), ("znver5", "int8", False),
+    ],
+)  # fmt: skip
 def test_where_what_goes_past_the_caches_is_fetched(name, read, fetches):
-    """Not of codes that become wider, and not on a Zen."""
+    """Not of codes that become wider, and not on a Zen up to the fourth."""
     code = f"""if True:
         from test_parts import np
         from npquant.cpu.quantize import dequantize, quantize_by_division
@@ -464,6 +478,15 @@ def test_where_what_goes_past_the_caches_is_fetched(name, read, fetches):
     """
     found = compiled_for(name, "+avx2,+fma", code).split()
     assert found == 2 * ["True", str(fetches)]
+
+
+@of_x86
+@pytest.mark.parametrize(
+    ("name", "ahead", "lines"), [("haswell", 2048, 4), ("znver4", 2048, 4), ("znver5", 4096, 8)]
+)
+def test_how_far_ahead_a_processor_fetches(name, ahead, lines):
+    code = "from npquant.cpu import lines; print(lines.PAST_AHEAD, lines.LINES_OF_STEPS)"
+    assert compiled_for(name, "+avx2,+fma", code).split() == [str(ahead), str(lines)]
 
 
 @of_x86

@@ -16,7 +16,7 @@ from npquant.cpu.borrowed import Borrowed, keep, width
 from npquant.cpu.channels import as_they_lie, by_view, channel_pieces, rows_in_memory, turned
 from npquant.cpu.fetching import beyond_second, fetch
 from npquant.cpu.folded import folds, ranges_by_folding
-from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_TO_READ
+from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_SHORT, FETCHED_TO_READ
 from npquant.cpu.lowered import called
 from npquant.cpu.rooms import from_line
 from npquant.cpu.storage import TYPES
@@ -222,12 +222,16 @@ class Extremes:
     ----------
     low, high : callable
         ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
-    fetched : bool
-        Whether what comes next of an array beyond the caches is.
+    fetched, fetched_short : bool
+        Whether what comes next of an array beyond the caches is, also where rows are short or have
+        gaps.
     """
 
-    def __init__(self, low: Function, high: Function, fetched: bool = FETCHED_TO_READ) -> None:
-        run_on, folded = _run(low, high, fetched), ranges_by_folding(fetched)
+    def __init__(
+        self, low: Function, high: Function, fetched: bool = FETCHED_TO_READ,
+        fetched_short: bool = FETCHED_SHORT,
+    ) -> None:  # fmt: skip
+        run_on, folded = _run(low, high, fetched), ranges_by_folding(fetched_short)
         name = f"extremes_{low.__name__}"
         self._runs = Kernel(_runs_of(low, high, run_on), f"{name}_runs", _extremes_signature)
         #: Of rows that are folded, of which the least and the greatest key are of one function.
@@ -237,7 +241,9 @@ class Extremes:
             self._short_apart = Kernel(
                 _short_apart_of(folded), f"{name}_short_apart", _short_apart_signature
             )
-        self._apart = Kernel(_apart_of(low, high, run_on), f"{name}_apart", _apart_signature)
+        self._apart = Kernel(
+            _apart_of(low, high, _run(low, high, fetched_short)), f"{name}_apart", _apart_signature
+        )
         self._beside = Kernel(_beside_of(low, high), f"{name}_beside", _beside_signature)
 
     def __call__(self, granularity: Granularity, x: Array) -> tuple[Array, Array]:
@@ -361,7 +367,7 @@ def ranges_of_rows(
 
 
 #: The same, by whether rows are folded together.
-ranges: Final = {False: ranges_of_rows, True: ranges_by_folding(FETCHED_TO_READ)}
+ranges: Final = {False: ranges_of_rows, True: ranges_by_folding(FETCHED_SHORT)}
 
 
 def _extremes_of_tiles(begin: Any, end: Any, least: Any, greatest: Any, lo: Any, hi: Any) -> None:

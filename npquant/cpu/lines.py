@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from llvmlite.binding import get_host_cpu_name
 from numba import config
 
@@ -29,9 +31,19 @@ LONG = 512
 WAIT = 8 * LINE
 
 _PROCESSOR: str = config.CPU_NAME or get_host_cpu_name()  # type: ignore[attr-defined]
-#: Whether what is only read is fetched, too: Zen is faster by itself there. (Measured.)
-FETCHED_TO_READ = not _PROCESSOR.startswith("znver")
+#: The generation of a Zen.
+_ZEN = int(_PROCESSOR[5:]) if re.fullmatch(r"znver\d+", _PROCESSOR) else 0
+_FETCHES_ITSELF = 0 < _ZEN < 5
+#: Whether what is only read is fetched, too: Zen up to the fourth is faster by itself there, and
+#: any with rows that are short or have gaps. (Measured.)
+FETCHED_TO_READ, FETCHED_SHORT = not _FETCHES_ITSELF, not _ZEN
 #: What is read is fetched so many bytes ahead where results go past the caches: half a page, since
-#: a whole one ahead it took longer than without. On a Zen 4 long runs took up to a tenth less, and
-#: channels on the last axis a sixth to two fifths more. (Measured.)
-FETCHED_PAST, PAST_AHEAD = FETCHED_TO_READ, 2048
+#: a whole one ahead it took longer than without, but on a Zen 5. On a Zen 4 long runs took up to a
+#: tenth less, and channels on the last axis a sixth to two fifths more. (Measured.)
+FETCHED_PAST, PAST_AHEAD = not _FETCHES_ITSELF, 4096 if _ZEN > 4 else 2048
+#: Lines that are fetched at a time meanwhile: where an element takes little, where it takes more,
+#: and where it is made in steps. (Measured.)
+FEW_LINES, LINES, LINES_OF_STEPS = 2, 4, 8 if _ZEN > 4 else 4
+#: Whether a function has a frame where it needs none: what is read is then addressed by another
+#: register than the stack's. On a Zen 5 it takes two or three hundredths longer. (Measured.)
+FRAMED = not _ZEN

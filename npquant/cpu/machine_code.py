@@ -8,7 +8,7 @@ slowed down where they were longer. Ice Lake and later ones do not, and do twice
 
 It also addresses arrays by the register that held a function's frame once, if none is needed. What
 is read so comes from memory a quarter slower: perhaps it is taken for the stack, of which nothing
-need be brought ahead. So there is a frame, but for Zen, where nobody has measured it.
+need be brought ahead. So there is a frame, but on Zen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
 
 from npquant.cpu import ieee
-from npquant.cpu.lines import FETCHED_TO_READ
+from npquant.cpu.lines import FRAMED
 
 #: What Ice Lake and later ones have, and Zen from the fourth on, for which LLVM does so anyway.
 _LATER = "+avx512vbmi2"
@@ -38,7 +38,7 @@ class _Kernel(JITCodeLibrary):  # type: ignore[misc]
 
     def add_ir_module(self, ir_module: Any) -> None:
         full_width = self.full_width and _LATER in self._codegen._tm_features.split(",")
-        wanted = [_FULL_WIDTH] * full_width + [_FRAME] * FETCHED_TO_READ
+        wanted = [_FULL_WIDTH] * full_width + [_FRAME] * FRAMED
         for function in ir_module.functions:
             if function.blocks and function.name.startswith(_WRAPPER):
                 ieee.guarded(function)

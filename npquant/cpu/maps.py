@@ -10,10 +10,11 @@ from numba import types
 
 from npquant.cpu import strided
 from npquant.cpu.borrowed import after, keep
+from npquant.cpu.lines import FEW_LINES
 from npquant.cpu.loops import PAST
 from npquant.cpu.lowered import inlined
 from npquant.cpu.past import waiting_for
-from npquant.cpu.segments import FEW_LINES, end_past, next_past, waits_at, written_past
+from npquant.cpu.segments import end_past, next_past, waits_at, written_past
 from npquant.cpu.target import PARALLEL_FROM, Kernel, Types, array_types
 from npquant.cpu.walk import PIECE, contiguous, pieces, plain, turned_to_memory
 from npquant.layout import PER_TENSOR

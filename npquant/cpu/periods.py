@@ -14,11 +14,10 @@ from npquant.cpu.borrowed import width
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.fetching import far, fetch, fetch_to_second, to_line
-from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_FAR, LINE, LONG
+from npquant.cpu.lines import AHEAD, FETCHED, FETCHED_FAR, LINE, LINES, LONG
 from npquant.cpu.lowered import called
 from npquant.cpu.past import waiting_for
 from npquant.cpu.segments import (
-    LINES,
     end_past,
     fetched_past,
     next_past,

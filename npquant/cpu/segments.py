@@ -20,7 +20,17 @@ from npquant.cpu.borrowed import keep, width
 from npquant.cpu.checks import usual
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.fetching import beyond_second, fetch, to_line
-from npquant.cpu.lines import AHEAD, FETCHED_FAR, FETCHED_PAST, LINE, LONG, PAST_AHEAD, WAIT
+from npquant.cpu.lines import (
+    AHEAD,
+    FETCHED_FAR,
+    FETCHED_PAST,
+    FEW_LINES,
+    LINE,
+    LINES_OF_STEPS,
+    LONG,
+    PAST_AHEAD,
+    WAIT,
+)
 from npquant.cpu.lowered import called, inlined
 from npquant.cpu.pairs import pairs_of
 from npquant.cpu.past import settle, waiting_for, write_past
@@ -36,8 +46,6 @@ BLOCK = 16
 OF_BLOCKS = 2**64 - BLOCK
 #: Runs whose parameters are made together, in a vectorised loop.
 RUNS = 256
-#: Lines of the cache that are fetched at a time meanwhile; FEW_LINES where an element takes little.
-FEW_LINES, LINES = 2, 4
 
 
 def runs_of(parameters: Function, element: Function, past: bool) -> Function:
@@ -117,7 +125,7 @@ def strips_of(parameters: Function, steps: tuple[Function, ...], past: bool) -> 
         while begin < end:
             m = min(inner - skip, end - begin)
             if past:
-                m = next_past(x, begin, y, begin, min(m, STRIP_PAST), LINES)
+                m = next_past(x, begin, y, begin, min(m, STRIP_PAST), LINES_OF_STEPS)
             elif m > STRIP:
                 m = to_line(x, begin) or STRIP
             base = np.uintp(begin)
