@@ -1197,3 +1197,23 @@ def test_public_names():
     assert npq.__all__ == sorted(npq.__all__)
     for name in ("Observer", "Module", *(kind.__name__ for kind in OBSERVERS)):
         assert name in npq.__all__
+
+
+@by_class
+def test_ends_that_were_assigned_in_the_wrong_order(kind):
+    """A moving average's may come to be so."""
+    observer = kind()
+    observer(data((4, 60)))
+    observer.min_val = np.asarray(observer.max_val + 1)
+    if "MovingAverage" in kind.__name__:
+        assert observer.calculate_qparams()[0].min() > 0
+        return
+    for _ in range(2):  # until it is right
+        with pytest.raises(ValueError, match=r"^min_val must not exceed max_val, got "):
+            observer.calculate_qparams()
+    observer.min_val = np.asarray(observer.max_val - 1)
+    observer.calculate_qparams()
+    observer = kind()
+    observer.min_val = np.full((4,) if observer.min_val.ndim else (), -2, np.float32)
+    with pytest.raises(ValueError, match=r"^(min_val must not|max_val must)"):
+        observer.calculate_qparams()

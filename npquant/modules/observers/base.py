@@ -265,12 +265,14 @@ class Observer(Module):
         Raises
         ------
         ValueError
-            If arrays that were assigned have different numbers of channels.
+            If arrays that were assigned have different numbers of channels, or a `min_val` is
+            greater than its `max_val` (but in a moving average).
         """
         self._check_together()
         if self._unset:
             warnings.warn("nothing was observed: the scale is 1, the zero point 0", stacklevel=2)
             return np.ones(1, FLOAT), np.zeros(1, np.int64)
+        self._check_order("min_val", self.min_val, self.max_val)
         return self._choose(*self._range())
 
     def _choose(self, least: Array, greatest: Array) -> tuple[Array, Array]:
@@ -358,12 +360,18 @@ class Observer(Module):
         for name, array in state.items():
             if name != "eps":
                 checks.of_shape(array, key_of(prefix, name), state["min_val"].shape)
-        least, greatest = state["min_val"], state["max_val"]
-        wrong = (least > greatest) & ~((least == math.inf) & (greatest == -math.inf))
-        if wrong.any() and not self._ends_may_cross:
+        self._check_order(key_of(prefix, "min_val"), state["min_val"], state["max_val"])
+
+    def _check_order(self, key: str, least: Array, greatest: Array) -> None:
+        """Raise a ValueError if ends that are looked at, those in NumPy, are in the wrong order."""
+        if self._ends_may_cross or on_device(least) or on_device(greatest):
+            return
+        wrong = least > greatest
+        if not (np.count_nonzero(wrong) if wrong.ndim else wrong):  # sooner than `any`
+            return
+        if (wrong & ~((least == math.inf) & (greatest == -math.inf))).any():
             raise ValueError(
-                f"{key_of(prefix, 'min_val')} must not exceed max_val, got "
-                f"{show(least)} and {show(greatest)}"
+                f"{key} must not exceed max_val, got {show(least)} and {show(greatest)}"
             )
 
     def extra_repr(self) -> str:
