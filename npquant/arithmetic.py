@@ -46,7 +46,7 @@ def without_negative_zero(a: Array) -> Array:
 def rounded(a: Array, lo: int, hi: int, dtype: Any) -> Array:
     """rint(a), clamped, in an integer dtype."""
     if isinstance(a, np.ndarray):
-        return np.clip(np.rint(a).astype(np.float64), lo, hi).astype(dtype)
+        return np.asarray(np.clip(np.rint(a).astype(np.float64), lo, hi)).astype(dtype)
     x = described(a)
     from npquant.cuda.arithmetic import rounded
 

@@ -1285,9 +1285,11 @@ def test_estimates_of_a_vector_per_channel(init):
     assert_same(module.scale.value, expected.astype(F32))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [*((t, 4) for t in FLOATS), (np.dtype(F32), 21)], ids=str
+)
 @pytest.mark.parametrize("fine", [False, True], ids=["powers of two", "other scales"])
-def test_codes_of_a_learned_module(dtype, fine):
+def test_codes_of_a_learned_module(dtype, bits, fine):
     """Those of its result dequantize to it. Its input is ties, whose own codes are others."""
     ops = {
         "channel": (nq.quantize_per_channel, nq.dequantize_per_channel, {"ch_axis": 0}, (0,), ()),
@@ -1295,22 +1297,26 @@ def test_codes_of_a_learned_module(dtype, fine):
         "group": (nq.quantize_per_channel_group, nq.dequantize_per_channel_group,
                   {"group_size": 16}, (), (16,)),
     }  # fmt: skip
+    bounds = lo, hi, code = (
+        -(2 ** (bits - 1)),
+        2 ** (bits - 1) - 1,
+        np.int8 if bits == 4 else np.int32,
+    )
     for name, (quantize, dequantize, kwargs, before, after) in ops.items():
         width = 16 if name == "group" else 64
         count = 4 * 64 // width
         module = LearnableFakeQuantize(
-            PerChannelMinMaxObserver, -8, 7, channel_len=count, dtype=np.int8,
+            PerChannelMinMaxObserver, lo, hi, channel_len=count, dtype=code,
             qscheme="per_channel_affine", **kwargs,
         ).enable_param_learning()  # fmt: skip
         scale = 2.0 ** rng(0).integers(-5, 0, count) * (1.1 if fine else 1)
         module.scale.value[:] = scale
-        module.zero_point.value[:] = rng(1).integers(-8, 8, count) + rng(2).uniform(
+        module.zero_point.value[:] = rng(1).integers(lo, hi + 1, count) + rng(2).uniform(
             -0.4, 0.4, count
         )
-        steps = rng(3).integers(-12, 12, (count, width)) + 0.5
+        steps = rng(3).integers(3 * lo // 2, -3 * lo // 2, (count, width)) + 0.5
         x = (steps * scale.astype(F32)[:, None]).astype(dtype).reshape(4, 64)
         y, (s, z) = module(x), module.calculate_qparams()
-        bounds = -8, 7, np.int8
         codes = quantize(y, s, z, *before, *bounds, *after)
         if dtype == np.float64:
             s = s.astype(np.float64)
@@ -1420,6 +1426,10 @@ def test_a_scale_without_axes():
     module.enable_static_estimate()
     assert_same(module(x), fresh(x))
     assert_same(module.scale.value, fresh.scale.value)
+    module.scale.value, module.zero_point.value = np.array(0.5, F32), np.array(1.4, F32)
+    found = module.calculate_qparams()
+    assert [type(a) for a in found] == [np.ndarray] * 2
+    assert_same(found, (np.array(0.5, F32), np.array(1)))
 
 
 def test_estimates_of_zeros():

@@ -128,13 +128,14 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     Departures from PyTorch: D7, D10, D12, D13, D25, D28; see docs/departures.md.
 
-    The codes of what was learned are those of the module's result, which lies on the grid (in
-    two-byte floats, of codes of up to 8 bits). Codes of the array itself may be others at ties:
-    quantize ops per token and per group add the zero point before they round, the module after, and
-    with ``rounding="divide"`` they divide, where the module multiplies by the reciprocal. Of
-    float64, `npquant.dequantize_per_token` and `npquant.dequantize_per_channel_group` need the
-    scales in float64 to give the result; with one scale it is a float32 product, which
-    `npquant.dequantize_per_tensor` gives in float32, and not with float64 for `out_dtype`.
+    The codes of what was learned are those of the module's result, which lies on the grid (of codes
+    of up to 21 bits; in two-byte floats, of up to 8). Codes of the array itself may be others at
+    ties: quantize ops per token and per group add the zero point before they round, the module
+    after, and with ``rounding="divide"`` they divide, where the module multiplies by the
+    reciprocal. Of float64, `npquant.dequantize_per_token` and
+    `npquant.dequantize_per_channel_group` need the scales in float64 to give the result; with one
+    scale it is a float32 product, which `npquant.dequantize_per_tensor` gives in float32, and not
+    with float64 for `out_dtype`.
 
     References
     ----------
