@@ -266,7 +266,7 @@ def test_who_asks_meanwhile_has_no_caller():
 
 @pytest.fixture
 def noting():
-    """A part, a segment of it, and whether garbage was collected each time it was compiled."""
+    """A part, a segment of it, and from how many objects on garbage is collected meanwhile."""
     seen = []
 
     def noted(v):
@@ -274,7 +274,7 @@ def noting():
 
     @overload(noted)
     def _noted(v):
-        seen.append(gc.isenabled())
+        seen.append(gc.get_threshold()[0])
         return lambda v: v
 
     def segment(begin, end, x, y):
@@ -297,23 +297,52 @@ def test_what_several_call_is_compiled_once(made, noting, kind, times):
     assert len(seen) == times
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [(600, 9), (0, 9)])
 def test_no_garbage_is_collected_meanwhile(made, noting, before):
-    """And then it is again, unless it was not before."""
+    """And then it is again, as often as before."""
     _, segment, seen = noting
     kernel = Kernel(segment, "noting", lambda: (FLOAT64, FLOAT64))
     wrong = Kernel(_wrong, "wrong", lambda: (FLOAT64, FLOAT64))
+    usual = gc.get_threshold()
+    gc.set_threshold(*before)
     try:
-        if not before:
-            gc.disable()
         kernel(1, 1, (np.ones(1), np.ones(1)), ())
-        assert gc.isenabled() == before
+        assert gc.get_threshold()[:2] == before
         with pytest.raises(TypingError):
             wrong(5, 5, (np.ones(5), np.ones(5)), ())
-        assert gc.isenabled() == before
+        assert gc.get_threshold()[:2] == before
     finally:
+        gc.set_threshold(*usual)
+    assert set(seen) == {0}
+
+
+@pytest.mark.parametrize(
+    ("say", "expected"),
+    [(gc.disable, (False, 600)), (lambda: gc.set_threshold(500), (True, 500))],
+)
+def test_what_is_said_of_garbage_meanwhile_holds(made, say, expected):
+    """By another thread, for instance."""
+
+    def saying(v):
+        raise NotImplementedError
+
+    @overload(saying)
+    def _saying(v):
+        assert gc.isenabled()
+        say()
+        return lambda v: v
+
+    def segment(begin, end, x, y):
+        y[0] = saying(x[0])
+
+    kernel, usual = Kernel(segment, "saying", lambda: (FLOAT64, FLOAT64)), gc.get_threshold()
+    gc.set_threshold(600)
+    try:
+        kernel(1, 1, (np.ones(1), np.ones(1)), ())
+        assert (gc.isenabled(), gc.get_threshold()[0]) == expected
+    finally:
+        gc.set_threshold(*usual)
         gc.enable()
-    assert set(seen) == {False}
 
 
 def test_others_call_the_same_parts(made):

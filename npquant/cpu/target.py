@@ -285,15 +285,17 @@ def _compile(function: Any, signature: tuple[types.Type, ...], full_width: bool 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """No search for garbage, which takes a tenth of the time: a compiler makes many objects."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
+    """No search for garbage, which takes a tenth of the time: a compiler makes many objects.
+
+    Whether it is enabled is for the program to say, and may be said meanwhile by another thread.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(0)
     try:
         yield
     finally:
-        gc.enable()
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*before)
 
 
 def _uncompiled(function: Any, signature: tuple[types.Type, ...]) -> Any:
