@@ -631,9 +631,12 @@ def test_adaround_loss_on_one_tape():
 
 
 class Odd(np.ndarray):
-    """An array whose operators are others."""
+    """An array whose operators and functions are others."""
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        return "odd"
+
+    def __array_function__(self, function, kinds, args, kwargs):
         return "odd"
 
 

@@ -780,3 +780,34 @@ def test_a_gradient_is_its_own_out_beside_a_mask_of_fewer_axes(op):
     out = swapped.view(np.float32).reshape(1, 3)  # of the axes of a mask that has more
     assert op(swapped, np.array([[True, False, True]]), out=out) is out
     assert_same(out, np.array([[1, 0, 3]], np.float32))
+
+
+class Foreign(np.ndarray):
+    """An array whose functions and methods are not NumPy's."""
+
+    def __array_function__(self, function, types, args, kwargs):
+        raise TypeError(f"no {function.__name__} of these")
+
+    def __array_ufunc__(self, *args, **kwargs):
+        raise TypeError("no arithmetic of these")
+
+    def reshape(self, *args, **kwargs):
+        raise TypeError("no other shape of these")
+
+    transpose = __getitem__ = reshape
+
+
+def in_gaps(x):
+    return np.zeros((*x.shape, 3), x.dtype)[..., 0]
+
+
+@pytest.mark.parametrize("lay", [np.zeros_like, lambda x: np.zeros_like(x, order="F"), in_gaps])
+@pytest.mark.parametrize("name", WITH_OUT)
+@pytest.mark.parametrize("shape", [(4, 8), (64, 512)])
+def test_out_of_a_class_of_its_own(name, lay, shape):
+    """It is written to as the plain array that it is, and comes back itself."""
+    kwargs = arguments(name, shape)
+    wanted = results(name, kwargs)[0]
+    out = lay(wanted).view(Foreign)
+    assert results(name, {**kwargs, "out": out})[0] is out
+    assert out.view(np.ndarray).tobytes() == wanted.tobytes()

@@ -120,6 +120,22 @@ def test_metadata_of_a_dtype_stay_with_its_arrays(name):
         assert result.dtype.metadata is None
 
 
+@pytest.mark.parametrize("name", ["fake_quantize_per_tensor_affine", "adaround_soft",
+                                  "choose_qparams_per_token"])  # fmt: skip
+@pytest.mark.parametrize("before", [False, True])
+def test_metadata_of_a_dtype_become_no_results(name, before):
+    """Whether or not a plan is remembered, or the data go the long way."""
+    checks.calls.forget()
+    kwargs = arguments(name, (6, 8))
+    if before:
+        getattr(nq, name)(**kwargs)
+    described = kwargs["input"].astype(np.dtype(np.float32, metadata={"unit": "V"}))
+    for data in (described, described.copy("F"), np.repeat(described, 2, axis=1)[:, ::2]):
+        results = getattr(nq, name)(**kwargs | {"input": data})
+        for result in results if isinstance(results, tuple) else (results,):
+            assert result.dtype.metadata is None
+
+
 def test_zeros_of_both_signs_are_told_apart():
     sign = checks.remembered(lambda v: math.copysign(1, v))
     for kind in (float, np.float16, np.float32, np.longdouble, ml_dtypes.bfloat16, E5M2):

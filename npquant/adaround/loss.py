@@ -174,6 +174,7 @@ class AdaroundLoss:
         else:
             gradient = checks.output(out, v, v.dtype, data="V")
             filled(following(v, gradient), 0)
+            gradient = checks.returned(out, gradient)
         return gradient
 
     def reconstruction(self, output: Array, target: Array) -> float:

@@ -137,6 +137,7 @@ def matmul(input: Array, other: Array) -> tuple[Array, Any]:
 def add(input: Any, other: Any) -> tuple[Array, Any]:
     """y = input + other."""
     y = functional.add(input, other)
+    input, other = _plain(input, other)
     of_input, of_other = np.shape(input), np.shape(other)
     return y, (
         lambda grad: summed(grad, of_input),

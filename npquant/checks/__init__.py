@@ -24,6 +24,7 @@ from npquant.checks.arrays import (
     place,
     real,
     refuse_overlap,
+    returned,
     same,
     square_matrix,
     writeable,

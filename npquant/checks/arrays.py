@@ -146,7 +146,7 @@ def output(
     are as they were given: what they were converted to lies elsewhere.
     """
     if out is None:
-        return alike(x, dtype)
+        return alike(x, dtypes.without_metadata(dtype))
     if _fits(out, x, dtype, others):
         return out
     y = place(out, "out")
@@ -166,7 +166,13 @@ def output(
         for name, other in zip(names, others, strict=True):
             if on_device(other) and array(other, name).overlaps(y):
                 raise ValueError(f"out must be apart from {name}, got an overlapping array")
-    return out  # itself, though it be a memory map
+    # Of a class of its own a plain view, whose methods and functions are NumPy's: see `returned`.
+    return y if type(y) is np.ndarray else out
+
+
+def returned(out: Any, y: Array) -> Array:
+    """What an op returns that has written to `y`: an `out` that was given itself."""
+    return y if out is None else out
 
 
 def _fits(out: Any, x: Array, dtype: DType, others: tuple[Any, ...]) -> bool:

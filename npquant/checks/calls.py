@@ -86,6 +86,11 @@ def _fixed(a: Any) -> bool:
     return fixed or type(a) in _PLAIN
 
 
+def _bare(a: Any) -> Any:
+    """An argument without a dtype's metadata: a plan that is remembered has none, either."""
+    return dtypes.without_metadata(a) if isinstance(a, np.dtype) else a
+
+
 def _signs(args: tuple[Any, ...]) -> tuple[float, ...]:
     """The signs of the zeros among the arguments that have one."""
     return tuple([
@@ -127,7 +132,7 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
             return of_zeros(_signs(args), *args) if found is _ZEROS else found
         except Exception:  # an array cannot be looked up, or something is wrong: check it anew
             pass
-        return check(*args)
+        return check(*map(_bare, args))
 
     return call
 

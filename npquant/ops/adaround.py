@@ -106,7 +106,7 @@ def adaround_init(
     # There are no zero points; the scales fill their place.
     kernel = backend.of(x).adaround_init
     kernel(granularity, x, s, s, (0, 0, 0), precision, y, given=out is not None)
-    return y
+    return checks.returned(out, y)
 
 
 def adaround_soft(
@@ -301,7 +301,7 @@ def adaround_soft_backward(
     y = checks.output(out, x, v.dtype, form.names, (g, v, scale, zero_point))
     run = backend.of(x).adaround_soft_backward
     run(form.granularity, (g, x, v), s, z, form.constants, form.precision, y)
-    return y
+    return checks.returned(out, y)
 
 
 def adaround_hard(
@@ -624,7 +624,7 @@ def adaround_regularizer_backward(
     _, precision = _COMPUTED[v.dtype]
     kernel = backend.of(v).adaround_regularizer_backward
     kernel(layout.PER_TENSOR, v, b, w, (0, 0, 0), precision, y)
-    return y
+    return checks.returned(out, y)
 
 
 # --- what they share --------------------------------------------------------------------------
@@ -767,4 +767,4 @@ def _rounded(
     y = checks.output(out, x, form.target, form.names, (v, scale, zero_point))
     run = getattr(backend.of(x), kernel)
     run(form.granularity, (x, v), s, z, form.constants, form.precision, y)
-    return y
+    return checks.returned(out, y)

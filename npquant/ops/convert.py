@@ -80,21 +80,21 @@ def convert_element_type(input: Array, dtype: Any, *, out: Array | None = None) 
         return done
     y = checks.output(out, x, target)
     if isinstance(x, ArraySpec):
-        return y
+        return checks.returned(out, y)
     if there:
         backend.of(x).convert(x, y)
-        return y
+        return checks.returned(out, y)
     if target == np.bool_:
         with np.errstate(invalid="ignore"):  # of signalling NaNs
             np.not_equal(x, x.dtype.type(0), out=y)
-        return y
+        return checks.returned(out, y)
     if x.dtype in _COMPLEX:
         x = x.real
     if x.dtype == target or not (x.dtype in _FLOATING or target in _FLOATING):
         np.copyto(y, x, casting="unsafe")  # integers wrap in NumPy as they do in PyTorch
     else:
         backend.of(x).convert(x, y, given=out is not None)
-    return y
+    return checks.returned(out, y)
 
 
 @checks.remembered

@@ -904,7 +904,7 @@ def _per_tensor(
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
     run, given = getattr(backend.of(x), form.kernel), out is not None
     run(form.granularity, x, s, z, form.constants, form.precision, y, mask, given=given)
-    return y, mask
+    return checks.returned(out, y), mask
 
 
 def _device_qparams(
@@ -1047,7 +1047,7 @@ def _per_channel(
     y, mask = checks.output_and_mask(x, masked, out, checks.QPARAM, (scale, zero_point))
     run, given = getattr(backend.of(x), form.kernel), out is not None
     run(form.granularity, x, s, z, form.constants, form.precision, y, mask, given=given)
-    return y, mask
+    return checks.returned(out, y), mask
 
 
 def _decomposed(
@@ -1080,7 +1080,7 @@ def _decomposed(
     code = "float64" if double else "float32"
     precision, given = Precision("float32", code, code), out is not None
     run(form.granularity, x, s, z, form.constants, precision, y, mask, given=given)
-    return y, mask
+    return checks.returned(out, y), mask
 
 
 def _masked(grad: Any, mask: Any, out: Any) -> Array:
@@ -1095,7 +1095,7 @@ def _masked(grad: Any, mask: Any, out: Any) -> Array:
         return done
     y = checks.output(out, g, g.dtype, ("mask",), (m,), "grad")
     backend.of(g).masked_gradient(g, m, y, given=out is not None)
-    return y
+    return checks.returned(out, y)
 
 
 @checks.remembered

@@ -290,10 +290,11 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
             v = x.transpose(order)
             w = v if y is x else y.transpose(order)
             as_they_lie = plain(v) and w.flags.carray
-            return (y, None) if as_they_lie and lying(v, scale, zero_point, w) else None
+            return (out, None) if as_they_lie and lying(v, scale, zero_point, w) else None
         if n > PIECE or not y.flags.carray:
             return None
-        return call(tuple(map(contiguous, x)) if several else x.copy(), scale, zero_point, y)
+        done = call(tuple(map(contiguous, x)) if several else x.copy(), scale, zero_point, y)
+        return None if done is None else (out, None)
 
     def call(
         x: Any, scale: Any, zero_point: Any, out: Array | None = None
@@ -361,7 +362,7 @@ def fast_path(kind: type, form: Form, anew: Any = None) -> FastPath:
         else:
             done = entry(0, items, scales, least, most, 0, channels, inner, x, scale, zero_point,
                          lo, hi, nan, y, mask)  # fmt: skip
-        return (y, mask) if done else None
+        return (y if out is None else out, mask) if done else None
 
     by_strides: dict[Any, FastPath] = ways(
         call, shape, read.itemsize, 2, turned, place if several else None

@@ -890,7 +890,7 @@ def _forward(x: Array, scale: Any, zero_point: Any, plan: _Plan, out: Any) -> Ar
     y = checks.output(out, x, x.dtype, checks.QPARAM, (scale, zero_point))
     run, given = getattr(backend.of(x), form.kernel), out is not None
     run(granularity, x, s, z, form.constants, form.precision, y, given=given)
-    return y
+    return checks.returned(out, y)
 
 
 def _backward(

@@ -131,7 +131,7 @@ def quantize_per_tensor(
     y = checks.output(out, x, target, checks.QPARAM, (scale, zero_point))
     run, precision = getattr(backend.of(x), form.kernel), Precision(*kinds, form.precision.code)
     run(form.granularity, x, s, z, form.constants, precision, y, given=out is not None)
-    return y
+    return checks.returned(out, y)
 
 
 def dequantize_per_tensor(
@@ -226,7 +226,7 @@ def dequantize_per_tensor(
     s = arrays.cast(s, computed) if on_device(s) else s
     y = checks.output(out, q, form.target, checks.QPARAM, (scale, zero_point))
     _dequantize(form, q, s, z, Precision(computed.name, "float64", "float32"), y, out is not None)
-    return y
+    return checks.returned(out, y)
 
 
 def quantize_per_channel(
@@ -342,7 +342,7 @@ def quantize_per_channel(
     s = arrays.cast(s, form.used_in.get(s.dtype, s.dtype))
     run, given = getattr(backend.of(x), form.kernel), out is not None
     run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
-    return y
+    return checks.returned(out, y)
 
 
 def dequantize_per_channel(
@@ -441,7 +441,7 @@ def dequantize_per_channel(
     s = checks.in_precision(s, "scales", dtypes.compute(form.target))
     y = checks.output(out, q, form.target, checks.QPARAMS, (scales, zero_points))
     _dequantize(form, q, s, z, _IN_FLOAT32, y, out is not None)
-    return y
+    return checks.returned(out, y)
 
 
 def quantize_per_token(
@@ -1040,7 +1040,7 @@ def _quantize_rows(plan: Plan, x: Array, scales: Any, zero_points: Any, out: Any
         z = checks.large_as_floats(z, s, x)
     run, given = getattr(backend.of(x), form.kernel), out is not None
     run(form.granularity, x, s, z, form.constants, form.precision, y, given=given)
-    return y
+    return checks.returned(out, y)
 
 
 def _dequantize(
@@ -1098,7 +1098,7 @@ def _dequantize_rows(
     run = lib.dequantize_in_integers if in_integers else lib.dequantize_promoted
     precision, given = Precision("float32", code, "float32"), out is not None
     run(form.granularity, q, s, z, form.constants, precision, y, given=given)
-    return y
+    return checks.returned(out, y)
 
 
 def _promoted(q: Array, s: Array, z: Array) -> tuple[Array, Array, str]:
