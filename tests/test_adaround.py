@@ -525,6 +525,9 @@ def test_loss():
     v = np.random.default_rng(0).normal(0, 2, 100).astype(F32)
     assert loss.regularizer(199, v) == 0
     assert_same(loss.regularizer_backward(199, v), np.zeros_like(v))
+    out = np.ones_like(v).view(type("Own", (np.ndarray,), {}))
+    assert loss.regularizer_backward(199, v, out=out) is out
+    assert_same(out.view(np.ndarray), np.zeros_like(v))
     beta = loss.beta(600)
     assert loss.regularizer(600, v) == 0.01 * float(nq.adaround_regularizer(v, beta))
     gradient = nq.adaround_regularizer_backward(v, beta, 0.01)

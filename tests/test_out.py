@@ -811,3 +811,14 @@ def test_out_of_a_class_of_its_own(name, lay, shape):
     out = lay(wanted).view(Foreign)
     assert results(name, {**kwargs, "out": out})[0] is out
     assert out.view(np.ndarray).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_OUT if "V" in PARAMETERS[name]])
+def test_out_of_a_class_of_its_own_beside_swapped_bytes(name):
+    """Of which a copy is made: so it is asked whether `out` is apart from what was given."""
+    kwargs = arguments(name, (4, 8))
+    wanted = results(name, kwargs)[0]
+    kwargs["V"] = kwargs["V"].astype(kwargs["V"].dtype.newbyteorder())
+    out = np.zeros_like(wanted).view(Foreign)
+    assert results(name, {**kwargs, "out": out})[0] is out
+    assert out.view(np.ndarray).tobytes() == wanted.tobytes()

@@ -477,12 +477,13 @@ def test_where_what_is_only_read_is_fetched(name, long, short):
         from test_parts import np
         from npquant.cpu.extremes import of_any_size
         float32, int32 = np.dtype(np.float32), np.dtype(np.int32)
-        keys = {"_runs": (float32, int32), "_apart": (float32, int32), "short": (float32, float32)}
+        keys = {"_runs": (float32, int32), "_apart": (float32, int32),
+                "short": (float32, float32), "_short_apart": (float32, float32)}
         for kernel, key in keys.items():
             text = getattr(of_any_size, kernel)._code[key].library.get_llvm_str()
             print("call void @llvm.prefetch" in text)
     """
-    assert compiled_for(name, "+avx2,+fma", code).split() == [str(long), str(short), str(short)]
+    assert compiled_for(name, "+avx2,+fma", code).split() == [str(long), *3 * [str(short)]]
 
 
 @of_x86

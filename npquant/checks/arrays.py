@@ -199,7 +199,7 @@ def _apart(other: Any, name: str, out: Any) -> None:
     if (
         isinstance(other, np.ndarray)
         and isinstance(out, np.ndarray)
-        and _share_memory(other, out)
+        and _share_memory(other, np.asarray(out))
     ):  # fmt: skip
         raise ValueError(f"out must be apart from {name}, got an overlapping array")
 

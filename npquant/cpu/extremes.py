@@ -223,8 +223,8 @@ class Extremes:
     low, high : callable
         ``low(x) -> key`` to find the least, and ``high(x) -> key`` to find the greatest of.
     fetched, fetched_short : bool
-        Whether what comes next of an array beyond the caches is, also where rows are short or have
-        gaps.
+        Whether what comes next of an array beyond the caches is fetched: of long runs, and of rows
+        that are short or data with gaps.
     """
 
     def __init__(

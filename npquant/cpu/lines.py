@@ -37,9 +37,10 @@ _FETCHES_ITSELF = 0 < _ZEN < 5
 #: Whether what is only read is fetched, too: Zen up to the fourth is faster by itself there, and
 #: any with rows that are short or have gaps. (Measured.)
 FETCHED_TO_READ, FETCHED_SHORT = not _FETCHES_ITSELF, not _ZEN
-#: What is read is fetched so many bytes ahead where results go past the caches: half a page, since
-#: a whole one ahead it took longer than without, but on a Zen 5. On a Zen 4 long runs took up to a
-#: tenth less, and channels on the last axis a sixth to two fifths more. (Measured.)
+#: What is read is fetched so many bytes ahead where results go past the caches, and by a search for
+#: extremes: half a page, since a whole one ahead it took longer than without, but on a Zen 5, where
+#: it took less. On a Zen 4 long runs took up to a tenth less when fetched, and channels on the last
+#: axis a sixth to two fifths more. (Measured.)
 FETCHED_PAST, PAST_AHEAD = not _FETCHES_ITSELF, 4096 if _ZEN > 4 else 2048
 #: Lines that are fetched at a time meanwhile: where an element takes little, where it takes more,
 #: and where it is made in steps. (Measured.)

@@ -55,7 +55,7 @@ class _Vectors(Vectors):
                     see(self.load(at))
 
     def fetch(self, i: Any) -> None:
-        """Fetch the lines that lie half a page behind those from `i` on."""
+        """Fetch the lines that lie PAST_AHEAD bytes behind those from `i` on."""
         place = self.builder.bitcast(self.place(i), ir.IntType(8).as_pointer())
         for line in range(0, self.lanes * self.size * self.step, LINE):
             ahead = self.builder.gep(place, [i.type(PAST_AHEAD + line)])

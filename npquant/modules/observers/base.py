@@ -265,8 +265,8 @@ class Observer(Module):
         Raises
         ------
         ValueError
-            If arrays that were assigned have different numbers of channels, or a `min_val` is
-            greater than its `max_val` (but in a moving average).
+            If arrays that were assigned have different numbers of channels, or a `min_val` in NumPy
+            is greater than its `max_val` (but in a moving average).
         """
         self._check_together()
         if self._unset:
