@@ -135,6 +135,13 @@ def test_metadata_of_a_dtype_become_no_results(name, before):
                 assert result.dtype.metadata is None
 
 
+def test_integers_of_numpy_have_no_zeros_of_two_signs():
+    """So their calls are found at once when they come again."""
+    signs = checks.calls._signs
+    assert signs((np.int64(0), np.uint8(0), np.bool_(False), 0, False)) == ()
+    assert signs((np.float32(-0.0), 0.0, ml_dtypes.bfloat16(-0.0))) == (-1, 1, -1)
+
+
 def test_zeros_of_both_signs_are_told_apart():
     sign = checks.remembered(lambda v: math.copysign(1, v))
     for kind in (float, np.float16, np.float32, np.longdouble, ml_dtypes.bfloat16, E5M2):
