@@ -220,7 +220,7 @@ def promote(a: DType, b: DType) -> DType:
 
 def summed(dtype: DType) -> DType:
     """The dtype of sums that become those of `dtype` by `round_once`."""
-    return dtype if dtype in SINGLE_AND_DOUBLE else float64
+    return float32 if dtype == float32 else float64
 
 
 def round_once(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
@@ -229,10 +229,10 @@ def round_once(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype != bfloat16:
-            return x.astype(dtype)
+            return x.astype(without_metadata(dtype))
         near = x.astype(np.float32)
     bits = near.view(np.int32)
     # To odd, so that the rounding to bfloat16 is the only one: step back over what was passed.
     bits -= np.abs(near) > np.abs(x)
     bits |= (near != x) & np.isfinite(near)
-    return near.astype(dtype)
+    return near.astype(bfloat16)

@@ -1393,6 +1393,20 @@ def test_learned_qparams_are_converted_before_they_go_to_the_data(monkeypatch):
     assert_same(npq.learnable._single(given, "an array on a GPU"), np.ones(1, F32))
 
 
+@pytest.mark.parametrize("name", ["scale", "zero_point"])
+@pytest.mark.parametrize("value", [
+    np.array([1 + 2j]), np.array(["a"]), np.array([True]), np.array([1], "m8[s]"), "a", None, [0.5],
+])  # fmt: skip
+def test_what_is_no_learned_value_is_named(name, value):
+    x, module = data((3, 4)), LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
+    module(x)
+    getattr(module.enable_param_learning(), name).value = value
+    with pytest.raises(TypeError, match=f"^{name} must "):
+        module.calculate_qparams()
+    with pytest.raises(TypeError, match=f"^{name} must "):
+        module(x)
+
+
 def test_learned_qparams_that_are_integers_become_float32():
     module = LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8).enable_param_learning()
     module.scale.value, module.zero_point.value = np.array([2]), np.array([1], np.int8)

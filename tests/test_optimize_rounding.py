@@ -816,6 +816,10 @@ ERRORS = {
     "steps half": ({"steps": 1.5}, TypeError, "steps must be an integer, got 1.5"),
     "lr": ({"lr": -1}, ValueError, "lr must be at least 0.0, got -1.0"),
     "lr beyond": ({"lr": 1e39}, ValueError, "lr must be finite in float32, got 1e+39"),
+    "lr of a first step beyond": (
+        {"lr": 1e38}, ValueError,
+        "lr / (1 - 0.9), Adam's first step, must be finite in float32, got 1.00",
+    ),
     "lr unknown": ({"lr": nq.ArraySpec((), F32)}, TypeError, "lr must not be an ArraySpec"),
     "reg_param": ({"reg_param": np.nan}, ValueError, "reg_param must be finite"),
     "reg_param beyond": ({"reg_param": 1e39}, ValueError, "reg_param must be finite in float32"),

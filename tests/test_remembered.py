@@ -135,6 +135,23 @@ def test_metadata_of_a_dtype_become_no_results(name, before):
                 assert result.dtype.metadata is None
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(6, 8), (0, 8)])
+def test_metadata_of_learned_qparams_become_no_gradients(dtype, shape):
+    """At once or the long way: a gradient has the dtype, not what a user has written beside it."""
+    checks.calls.forget()
+    described = np.dtype(dtype, metadata={"unit": "V"})
+    name = "fake_quantize_learnable_per_tensor_affine_backward"
+    kwargs = arguments(name, shape)
+    for q in ("scale", "zero_point"):
+        kwargs[q] = np.ones(1, dtype).astype(described)
+    for data in (kwargs["input"], np.repeat(kwargs["input"], 2, axis=1)[:, ::2]):
+        for way in (results, results_the_long_way):
+            y, *gradients = way(name, kwargs | {"input": data})
+            assert y.dtype.metadata is None
+            assert [(g.dtype, g.dtype.metadata) for g in gradients] == [(dtype, None)] * 2
+
+
 def test_integers_of_numpy_have_no_zeros_of_two_signs():
     """So their calls are found at once when they come again."""
     signs = checks.calls._signs

@@ -197,7 +197,7 @@ def optimize_rounding(
     steps : int, default 1000
         Number of steps for a layer, at least 1.
     lr : float, default 0.03
-        Learning rate of Adam.
+        Learning rate of Adam, at least 0.
     reg_param, warm_start, beta_range : optional
         As in `AdaroundLoss`, by default 0.3, 0.2 and (20, 2). That `reg_param` is greater than the
         default there, as the other term is relative to the square of the outputs here, times the
@@ -264,7 +264,7 @@ def optimize_rounding(
     options = _Options(
         gram=checks.switch(gram, "gram"),
         batch_size=checks.within(batch_size, "batch_size", 1, MOST_STEPS),
-        lr=checks.at_least_in_float32(lr, "lr", 0.0),
+        lr=_rate(lr),
         loss=AdaroundLoss(
             checks.within(steps, "steps", 1, MOST_STEPS), warm_start, beta_range, reg_param
         ),
@@ -286,6 +286,13 @@ def optimize_rounding(
         check_fit(chain, x)
         done = _from_rows(chain, grid_of, x, f, held_out, options)
     return done[0] if single else done
+
+
+def _rate(lr: Any) -> float:
+    """A learning rate, which Adam divides by ``1 - 0.9`` in its first step."""
+    rate = checks.at_least_in_float32(lr, "lr", 0.0)
+    checks.finite_float32(rate / (1 - 0.9), "lr / (1 - 0.9), Adam's first step,")
+    return rate
 
 
 @dataclass(frozen=True)

@@ -403,16 +403,25 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         usual = type(scale) is np.ndarray and scale.dtype == _FLOAT
         return usual and checks.outside(flat(scale), float(self.eps[0]), math.inf) < 0
 
+    def _learned(self, name: str, beside: Any) -> Array:
+        """The array of a Parameter, to which anything may have been assigned, in float32."""
+        value = array_of(getattr(self, name).value)
+        if not is_array(value):
+            raise TypeError(f"{name} must be an array of NumPy or on a GPU, got {show(value)}")
+        dtypes.refuse_others(dtypes.native_order(kind(value)[1]), name, dtypes.REALS)
+        array: Array = _single(value, beside)
+        return array
+
     def _scale(self, beside: Any = None) -> Array:
         """The scale that is used, perhaps beside data: not below eps."""
-        scale = _single(self.scale.value, beside)
+        scale = self._learned("scale", beside)
         scale = scale if beside is None else following(beside, scale)
         least: Array = maximum(scale, float(self.eps[0]))
         return least
 
     def _zero_point(self, beside: Any = None) -> Array:
         """The zero point that is used, which in a symmetric scheme is not learned."""
-        z: Array = _single(self.zero_point.value, beside)
+        z = self._learned("zero_point", beside)
         if not self._symmetric:
             return z
         z = z if beside is None else following(beside, z)
@@ -432,6 +441,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
         Raises
         ------
+        TypeError
+            If what was assigned to `scale` or `zero_point` is no array, or of another dtype than
+            floats and integers.
         ValueError
             If a zero point is NaN.
         """

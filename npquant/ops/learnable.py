@@ -911,9 +911,9 @@ def _backward(
                 )
     s, z = checks.learned_qparams(u, v, form.shapes, x)
     y = checks.output(None, x, x.dtype)
+    a, b = dtypes.without_metadata(u.dtype), dtypes.without_metadata(v.dtype)
     if type(x) is ArraySpec or x.size == 0:
-        return y, arrays.full(x, u.shape, u.dtype, 0), arrays.full(x, v.shape, v.dtype, 0)
-    a, b = u.dtype, v.dtype
+        return y, arrays.full(x, u.shape, a, 0), arrays.full(x, v.shape, b, 0)
     slope, shift = (
         arrays.new(x, u.shape, dtypes.summed(a)),
         arrays.new(x, v.shape, dtypes.summed(b)),
