@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import warnings
 from collections.abc import Collection
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -13,11 +17,18 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "detach") and hasattr(value, "numpy")
 
 
+def is_parameter(value: Any) -> bool:
+    """Whether `value` is one of ours, which has an array for its value."""
+    classes = {(kind.__module__, kind.__name__) for kind in type(value).__mro__}
+    ours = ("npquant.autograd.tape", "Parameter") in classes
+    return ours and hasattr(getattr(value, "value", None), "dtype")
+
+
 def in_our_words(value: Any, words: Collection[str]) -> str:
     """Which of `words` to give for a dtype or a scheme of PyTorch, where one is meant."""
     if type(value).__module__ != "torch":
         return ""
-    word = str(value).removeprefix("torch.")
+    word = re.sub(r"^q(u?int\d+)(x\d)?$", r"\1", str(value).removeprefix("torch."))
     return f": give {word!r}" if word in words else ""
 
 
@@ -48,10 +59,28 @@ def _shown(value: Any) -> str:
     else:
         text = f"{value!r} ({type(value).__name__})"
     text = " ".join(text.splitlines())
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return f"{text}, whose .value is an array" if is_parameter(value) else text
 
 
 def _on_gpu(value: Any) -> bool:
     # In this order: a tensor that requires a gradient raises where it is asked for its interface.
     on_gpu = getattr(value, "is_cuda", None) is True
     return on_gpu or hasattr(value, "__cuda_array_interface__")
+
+
+def _package(frame: FrameType) -> str:
+    """The first part of a module's name, which may be anything, or missing."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def warn(message: str) -> None:
+    """Warn whoever called the package, however deep in it this is found.
+
+    Python shows a warning once for each line that it is said to come from.
+    """
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _package(frame) == "npquant":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

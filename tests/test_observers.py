@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import warnings
+from fractions import Fraction
 
 import ml_dtypes
 import numba
@@ -307,7 +309,8 @@ def test_percentile(percentile, one_sided):
             v = oracle.value_of_rank(sizes, edge[128:], x.size * percentile / 100)
             expected = -v, v
         else:
-            ranks = x.size * (100 - percentile) / 100, x.size * percentile / 100
+            rank = x.size * percentile / 100
+            ranks = x.size - rank, rank
             expected = [oracle.value_of_rank(counts, edge, rank) for rank in ranks]
         expected = np.clip(np.array(expected, np.float32), x.min(), x.max())
         assert_same(np.concatenate([low, high]), expected)
@@ -315,11 +318,35 @@ def test_percentile(percentile, one_sided):
             assert (low[0], high[0]) == (x.min(), x.max())
 
 
-def test_a_rank_that_is_whole_is_not_rounded_up():
-    """As 100 * (55 / 100) would be: the values that follow lie far away."""
-    observer = PercentileObserver(55, dtype=np.int8, qscheme="per_tensor_symmetric")
-    observer(np.repeat(np.float32([0.01, 1.0]), [55, 45]))
-    assert observer._range()[1][0] < 0.02
+@pytest.mark.parametrize("percentile", ["55", "99", "99.5", "99.8", "99.9", "99.95", "99.99"])
+@pytest.mark.parametrize("qscheme", PercentileObserver._schemes[:2])
+def test_a_rank_that_is_whole_is_not_rounded_up(percentile, qscheme):
+    """As 100 * (55 / 100) would be, or 41000 * 99.9 / 100: what follows lies far away."""
+    share = Fraction(percentile) / 100
+    for count in range(0, 120_001, max(1000, share.denominator))[1:]:
+        below = int(count * share)
+        observer = PercentileObserver(float(percentile), 256, dtype=np.int8, qscheme=qscheme)
+        observer(np.repeat(np.float32([0.01, 1.0]), [below, count - below]))
+        assert observer._range()[1][0] < 0.02, count
+        if qscheme.endswith("affine"):
+            # So is that of the least, which is what is left of them.
+            observer = PercentileObserver(float(percentile), 256, dtype=np.int8, qscheme=qscheme)
+            above = count - below
+            observer(np.repeat(np.float32([-1.0, -0.01]), [above, below]))
+            assert observer._range()[0][0] < -0.98, count
+
+
+def test_percentiles_are_those_of_inverted_cdf():
+    """Of a hundred values the least one is that of rank 1, and the greatest lies beyond rank 99."""
+    x = np.linspace(-1, 1, 100, dtype=np.float32)
+    x[[0, -1]] = -50, 50
+    observer = PercentileObserver(99)
+    observer(x)
+    low, high = observer._range()
+    exact = np.percentile(x, [1, 99], method="inverted_cdf")
+    width = np.ldexp(2.0 / observer.bins, int(observer.exponent))
+    np.testing.assert_allclose([low[0], high[0]], exact, rtol=0, atol=width)
+    assert (exact[0], exact[1] <= 1) == (-50, True)
 
 
 def test_percentile_is_that_of_the_data_within_a_bin():
@@ -332,6 +359,36 @@ def test_percentile_is_that_of_the_data_within_a_bin():
         # The exact value of that rank lies in the bin in which the estimate lies too.
         exact = np.percentile(x.astype(np.float64), q, method="inverted_cdf")
         assert abs(got[0] - exact) <= width
+
+
+@pytest.mark.parametrize("make", [HistogramObserver, PercentileObserver,
+                                  lambda: npq.FakeQuantize(HistogramObserver, 0, 255)])  # fmt: skip
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_warning_is_of_the_line_that_called(make, traced):
+    """Python shows one for each line, so that another model's infinities would be silent."""
+    x = np.array([1, np.inf], np.float32)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if traced:
+            with ag.Tape() as tape:
+                tape.apply(make(), x)
+        else:
+            make()(x)
+        make().calculate_qparams()
+    assert [w.filename for w in found] == [__file__] * 2
+    assert [str(w.message).partition(",")[0] for w in found] == [
+        "x has infinities", "nothing was observed: the scale is 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", [{}, {"__name__": None}, {"__name__": 3}])
+def test_a_warning_where_no_module_has_a_name(module):
+    """Python itself may be silent there."""
+    names = {"observer": MinMaxObserver()} | module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec("found = observer.calculate_qparams()", names)
+    assert_same(names["found"], (np.ones(1, np.float32), np.zeros(1, np.int64)))
 
 
 def _error_of(observer, x, low, high):
@@ -996,7 +1053,11 @@ ERRORS = [
     (lambda: MinMaxObserver(eps=None), TypeError, "eps must be a number"),
     (lambda: MinMaxObserver(np.int16, reduce_range=True), ValueError, "reduce_range must be off"),
     (lambda: MinMaxObserver(reduce_range=True, quant_min=0, quant_max=1), ValueError, "of 0 and 1"),
-    (lambda: MinMaxObserver(np.uint8, "per_tensor_symmetric", True), ValueError, "reduce_range"),
+    (
+        lambda: MinMaxObserver(np.uint8, "per_tensor_symmetric", True),
+        ValueError,
+        "reduce_range must be off, or bounds given, for symmetric uint8",
+    ),
     (lambda: MovingAverageMinMaxObserver(np.nan), ValueError, "averaging_constant must be finite"),
     (lambda: MovingAverageMinMaxObserver(is_dynamic=True), ValueError, "averaging_constant must"),
     (lambda: MovingAverageMinMaxObserver(-0.1), ValueError, "averaging_constant must be at least"),

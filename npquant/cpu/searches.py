@@ -183,9 +183,9 @@ def percentile(
 ) -> Any:  # fmt: skip
     """From the percentile to its counterpart."""
     total, edge = _total(counts, bins), f.doubling_edge(width, bins, 0)
-    low = _place_of_rank(counts, bins, edge, width, f.percentile_rank(total, 100 - option))
-    high = _place_of_rank(counts, bins, edge, width, f.percentile_rank(total, option))
-    return low, high
+    rank = f.percentile_rank(total, option)
+    low = _place_of_rank(counts, bins, edge, width, total - rank)
+    return low, _place_of_rank(counts, bins, edge, width, rank)
 
 
 @called

@@ -178,10 +178,19 @@ def doubling_edge(width: Any, bins: Any, i: Any) -> Any:
     return width * np.float64(i - bins // np.int64(2))
 
 
+#: Three roundings come to no more than 3 / 2**53 of a rank.
+_ROUNDED = np.float64(2.0**-51)
+
+
 @formula
 def percentile_rank(total: Any, percentile: Any) -> Any:
-    """How many of the values lie below the percentile."""
-    return np.float64(total) * percentile / np.float64(100)
+    """How many of the values lie below the percentile: a whole number, if one is next to it.
+
+    No float is 99.9, and so 99.9 % of 41,000 values would be a little more than 40,959.
+    """
+    rank = np.float64(total) * percentile / np.float64(100)
+    whole = rint(rank)
+    return whole if abs(rank - whole) <= rank * _ROUNDED else rank
 
 
 @formula

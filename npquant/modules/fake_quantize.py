@@ -456,9 +456,16 @@ class FakeQuantize(FakeQuantizeBase):
         Returns
         -------
         scale : ndarray
-            Scales, as the observer chooses them.
+            Scales, float32 of shape (1,) or of one a channel. Before anything was seen 1, with a
+            warning.
         zero_point : ndarray
-            Zero points of the same shape.
+            Zero points of the same shape: int32 of the affine schemes, int64 of the symmetric ones,
+            float32 of the scheme with float qparams. Before anything was seen an int64 0.
+
+        Raises
+        ------
+        ValueError
+            If arrays that were assigned to the observer do not go together.
         """
         return self.activation_post_process.calculate_qparams()
 
@@ -564,7 +571,10 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if not isinstance(made, _AVERAGES):
             raise TypeError(f"observer must make a moving average, got {type(made).__name__}")
         if self.qscheme == FLOAT_QPARAMS:
-            raise ValueError(f"qscheme must have integer zero points, got {self.qscheme!r}")
+            raise ValueError(
+                "qscheme must have integer zero points, as per_channel_affine has, "
+                f"got {self.qscheme!r}"
+            )
         self.is_symmetric_quant = self.qscheme.endswith("_symmetric")
         self.__dict__.update({name: np.ones(1, np.int64) for name in self._switches})
 

@@ -50,11 +50,46 @@ class Module:
     _options: ClassVar[Options] = {}
 
     def forward(self, call: Callable[..., Any], x: Any) -> Any:
-        """Compute the output for `x`, each step by way of `call`."""
+        """Compute the output for `x`, each step by way of `call`.
+
+        Parameters
+        ----------
+        call : callable
+            ``call(step, *args)``: on a tape `Tape.apply`, else what calls `step`.
+        x : ndarray
+            As of a call of the module.
+
+        Returns
+        -------
+        ndarray
+            Output for `x`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, x: Any) -> Any:
-        """Compute the output for `x`."""
+        """Compute the output for `x`.
+
+        Parameters
+        ----------
+        x : ndarray
+            Array in NumPy or on a GPU, of any shape that has the module's channels. Observers take
+            floats and integers, and return `x` itself; modules that fake quantize take floats, and
+            return an array of its shape and dtype, or `x` itself while they are switched off. Of an
+            `ArraySpec` nothing is kept.
+
+        Returns
+        -------
+        ndarray
+            Output for `x`.
+
+        Raises
+        ------
+        TypeError
+            If `x` is no array, or has a dtype that is not allowed.
+        ValueError
+            If `x` has other channels than were seen before, or a value that cannot be observed, or
+            qparams do not fit it. Nothing is kept then.
+        """
         return self.forward(call, x)
 
     @classmethod

@@ -686,6 +686,14 @@ def test_d2_bounds_that_the_compute_dtype_cannot_hold():
         args = x, scale, zero, 0, bound, target
         theirs, ours = both("quantize_per_token", decomposed.quantize_per_token, *args)
         assert (theirs, ours) == (wrong, bound)
+    x, scale = np.array([[4e4, 6e4]], F16), np.ones((1, 1), F16)
+    args = x, scale, zero, 0, 65535, np.uint16
+    with pytest.raises(RuntimeError, match="without overflow"):
+        both("quantize_per_token", decomposed.quantize_per_token, *args)
+    wide = np.array([[65000, 7e4]]).astype(BF16), scale.astype(BF16), *args[2:]
+    theirs, ours = both("quantize_per_token", decomposed.quantize_per_token, *wide)
+    assert (theirs.tolist(), ours.tolist()) == ([[65024, 0]], [[65024, 65535]])
+    np.testing.assert_array_equal(nq.quantize_per_token(*args), x)
 
 
 def test_d3_dequantize_wraps():

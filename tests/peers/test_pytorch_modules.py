@@ -211,6 +211,23 @@ def test_d27_qparams_that_no_forward_used():
         assert_same(ours.calculate_qparams(), (theirs.scale.numpy(), theirs.zero_point.numpy()))
 
 
+def test_d27_float_qparams_are_those_of_integers():
+    """PyTorch's fused op chooses integers for them, which npquant does not call floats."""
+    observer, floats = PER_CHANNEL[0], "per_channel_affine_float_qparams"
+    fused, x = "FusedMovingAvgObsFakeQuantize", data((3, 8), 1)
+    theirs = getattr(pytorch, fused)(
+        getattr(pytorch, observer), 0, 255, dtype=torch.quint8, qscheme=getattr(torch, floats)
+    )
+    ours = getattr(npq, fused)(
+        getattr(npq, observer), 0, 255, dtype=np.uint8, qscheme="per_channel_affine"
+    )
+    assert_same(ours(x), theirs(tensor(x)).numpy())
+    assert_same(ours.zero_point, theirs.zero_point.numpy().astype(np.int32))
+    assert theirs.zero_point.dtype == torch.float32
+    with pytest.raises(ValueError, match="qscheme must have integer zero points, as per_channel_a"):
+        pair(fused, observer, np.uint8, floats, 0, 255)
+
+
 def test_d27_nothing_after_a_reset():
     """PyTorch chooses qparams of a range that nothing was seen of, and warns."""
     ours, theirs = pair("FakeQuantize", PER_TENSOR[0], np.int8, "per_tensor_affine", -128, 127)

@@ -156,6 +156,24 @@ def test_constant_and_eps_and_reduced_range():
             assert (both[0].quant_min, both[0].quant_max) == (both[1].quant_min, both[1].quant_max)
 
 
+@pytest.mark.parametrize("bounds", [(0, 15), (0, 100), (0, 255), (-8, 7)])
+@pytest.mark.parametrize("name", ["MinMaxObserver", "MovingAverageMinMaxObserver",
+                                  "HistogramObserver"])  # fmt: skip
+def test_symmetric_bounds_of_ones_own_are_halved(name, bounds):
+    """Without bounds the zero point of uint8 would be outside of them, which is refused."""
+    options = {"quant_min": bounds[0], "quant_max": bounds[1], "reduce_range": True}
+    dtypes = (np.int8, torch.int8) if bounds[0] else (np.uint8, torch.uint8)  # it refuses quint8
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch is about to drop reduce_range
+        theirs = getattr(pytorch, name)(
+            dtype=dtypes[1], qscheme=torch.per_tensor_symmetric, **options
+        )
+    both = getattr(npq, name)(dtype=dtypes[0], qscheme="per_tensor_symmetric", **options), theirs
+    observe(*both, arrays("normal", 20, 4))
+    check(*both, f"{name} {bounds}")
+    assert (both[0].quant_min, both[0].quant_max) == (both[1].quant_min, both[1].quant_max)
+
+
 def test_before_anything_was_seen():
     for name, qscheme in (
         ("MinMaxObserver", PER_TENSOR[0]),
@@ -278,6 +296,19 @@ def test_d26_half_precision_stops_counting():
         theirs = pytorch.HistogramObserver()
         theirs(torch.full((5000,), 0.5, dtype=dtype))
         assert theirs.histogram.sum() == most
+
+
+def test_d26_half_precision_counts_in_other_bins():
+    """Which are those of float32 data for npquant; eleven values are enough."""
+    x = (np.arange(11) / 10).astype(np.float16)
+    theirs, single = pytorch.HistogramObserver(bins=10), pytorch.HistogramObserver(bins=10)
+    theirs(torch.from_numpy(x))
+    single(torch.from_numpy(x.astype(np.float32)))
+    ours = npq.HistogramObserver(bins=10)
+    ours(x)
+    assert_same(ours.histogram, single.histogram.numpy())
+    assert (theirs.histogram > 0).all()
+    assert (ours.histogram == 0).any()
 
 
 def test_d26_overflow_goes_to_the_first_bin():

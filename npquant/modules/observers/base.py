@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -13,7 +12,7 @@ from npquant import backend, checks, dtypes, layout
 from npquant.arithmetic import maximum, minimum, without_negative_zero
 from npquant.arrays import astype, beside, copy, following, kind, new, on_host, ravel, reshape
 from npquant.autograd.tape import value_of
-from npquant.errors import show
+from npquant.errors import show, warn
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.modules.module import Array, Kinds, Module, Options, check_eps, key_of
@@ -111,10 +110,10 @@ class Observer(Module):
             lo, hi = checks.bounds_of(quant_min, quant_max, self.dtype)
         why = ""
         if self.reduce_range:
-            if self._symmetric and dtypes.BOUNDS[self.dtype][0] == 0:
+            if self._symmetric and quant_min is None and lo == 0:
                 raise ValueError(
-                    f"reduce_range must be off for symmetric {self.dtype}: its zero point would "
-                    "lie outside"
+                    f"reduce_range must be off, or bounds given, for symmetric {self.dtype}: its "
+                    "zero point would lie outside"
                 )
             why = f", halves of {lo} and {hi} as reduce_range is on"
             lo, hi = lo // 2, hi // 2
@@ -270,7 +269,7 @@ class Observer(Module):
         """
         self._check_together()
         if self._unset:
-            warnings.warn("nothing was observed: the scale is 1, the zero point 0", stacklevel=2)
+            warn("nothing was observed: the scale is 1, the zero point 0")
             return np.ones(1, FLOAT), np.zeros(1, np.int64)
         self._check_order("min_val", self.min_val, self.max_val)
         return self._choose(*self._range())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
 
 from npquant import backend, dtypes
 from npquant.arrays import beside, full, on_host
-from npquant.errors import show
+from npquant.errors import show, warn
 from npquant.layout import Granularity
 from npquant.modules.module import Array, hosted, key_of
 from npquant.modules.observers.base import Observer, extremes, kept
@@ -70,7 +69,7 @@ def finite_extremes(granularity: Granularity, x: Array) -> tuple[Array, Array]:
     if np.isnan(least).any():
         raise ValueError("x must not have a NaN, which has no bin")
     if np.isinf(least).any() or np.isinf(greatest).any():
-        warnings.warn("x has infinities, which are not observed", stacklevel=5)
+        warn("x has infinities, which are not observed")
         least, greatest = map(hosted, kept(*backend.of(x).minmax_finite(granularity, x)))
     return least, greatest
 
