@@ -56,6 +56,8 @@ def _shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (int, float, np.generic, np.ndarray, np.dtype)) or value is None:
         text = str(value) if isinstance(value, (np.generic, np.dtype)) else repr(value)
+    elif is_parameter(value):
+        text = repr(value)
     else:
         text = f"{value!r} ({type(value).__name__})"
     text = " ".join(text.splitlines())

@@ -50,8 +50,9 @@ def gptq(
     weight : ndarray of shape (rows, columns)
         Weight of ``inputs @ weight.T``; float32 or float64, finite in float32.
     gram : ndarray of shape (columns, columns)
-        Gram matrix of the inputs, symmetric, with no negative number on its diagonal; a factor
-        common to all of it makes no difference. Float32 or float64, finite.
+        Gram matrix of the inputs, symmetric to a relative 1e-3 (its symmetric part is used), with
+        no negative number on its diagonal; a factor common to all of it makes no difference.
+        Float32 or float64, finite.
     scale : float or array
         Distance between the values of neighbouring codes, positive and finite in float32. A number
         with ``axis=None``, else of shape (rows,), (columns,) with ``axis=1``, or (rows, groups of a
@@ -217,7 +218,7 @@ def _of_columns(
     a = checks.axis_of(axis, w, data="weight")
     granularity = layout.per_channel(w.shape, a)
     shapes = checks.ShapesBy(((granularity.channels,),))
-    shapes.by = " without group_size"
+    shapes.by = " without group_size (axis=None takes one of all)"
     pair = _qparams(w, scale, zero_point, shapes, lo, hi)
     shape = (-1, 1) if a == 0 else (1, -1)
     return tuple(np.broadcast_to(p.reshape(shape), w.shape) for p in pair)  # type: ignore[return-value]

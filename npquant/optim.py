@@ -16,7 +16,7 @@ from npquant import backend, checks
 from npquant.arrays import alike, beside, copy, full_like, on_host
 from npquant.dtypes import SINGLE_AND_DOUBLE, float32, refuse_others
 from npquant.errors import show
-from npquant.owners import is_array
+from npquant.owners import is_array, no_array
 from npquant.state import attributes, put, remade, seen, takes_state
 
 __all__ = ["SGD", "Adam"]
@@ -162,7 +162,7 @@ class _Optimizer(ABC):
         value = given if is_array(given) else getattr(given, "value", None)
         if not is_array(value):
             raise TypeError(
-                f"{name} must be a NumPy array or have one as its value, got {show(given)}"
+                f"{name} must be a NumPy array or have one as its value, got {no_array(given)}"
             )
         found: Array = checks.array(value, name)
         refuse_others(found.dtype, name, SINGLE_AND_DOUBLE)

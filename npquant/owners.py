@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from npquant.errors import is_tensor, show
+from npquant.errors import is_parameter, is_tensor, show
 from npquant.meta import ArraySpec
 
 Array = Any  # np.ndarray, ArraySpec where only shapes are asked for, or DeviceArray
+
+#: Numbers, or arrays of one element.
+IntLike = int | np.integer[Any] | np.ndarray[Any, Any]
+FloatLike = float | np.number[Any] | np.ndarray[Any, Any]
 
 ARRAYS = (np.ndarray, ArraySpec)
 
@@ -66,8 +70,17 @@ def named(value: Any) -> str:
     return (show(value) if shown else type(value).__name__) + instead(value)
 
 
+def no_array(value: Any) -> str:
+    """What is no array of NumPy, where no other will do: classes of arrays by their names."""
+    if isinstance(value, ARRAYS):
+        return type(value).__name__ + instead(value)
+    return show(value)
+
+
 def instead(value: Any) -> str:
     """What makes an array of one that computes otherwise."""
     if isinstance(value, np.ma.MaskedArray):
         return ", whose .filled(...) is one"
+    if is_parameter(value):
+        return ", whose .value is one"
     return ", of which np.asarray(...) makes one" if isinstance(value, np.matrix) else ""

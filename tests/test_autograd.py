@@ -1293,7 +1293,7 @@ def test_refused(case):
 @pytest.mark.parametrize(
     ("returned", "error", "words"),
     [
-        (None, TypeError, "backward must return a tuple of gradients, got None"),
+        (None, TypeError, "backward must return a tuple or list of gradients, got None"),
         (np.ones(2), TypeError, "backward must return a tuple"),
         ((np.ones(2),), ValueError, "backward must return 2 gradients, got 1"),
         ((np.ones(2), None, None), ValueError, "backward must return 2 gradients, got 3"),

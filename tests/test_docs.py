@@ -171,6 +171,17 @@ def test_docstring_names_the_module_of_pytorch(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_numbers_are_annotated_as_they_are_documented(name):
+    """Or a checker of types refuses NumPy's, and arrays of one element."""
+    function = getattr(nq, name)
+    annotated = inspect.signature(function).parameters
+    for parameter in section(function, "Parameters"):
+        for of in parameter.name.split(", "):
+            if parameter.type.startswith(("int or array of one", "float or array of one")):
+                assert annotated[of].annotation in ("IntLike", "FloatLike", "Array", "Any"), of
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_docstring_has_an_example_that_uses_it(name):
     (test,) = examples(getattr(nq, name))
     assert f"nq.{name}" in "".join(example.source for example in test.examples)

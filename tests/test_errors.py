@@ -46,6 +46,9 @@ def test_messages_show_what_was_given():
     x, s, z = np.ones((2, 4), F32), np.ones(2, F32), np.zeros(2, np.int32)
     low, high = np.array([0, 1.5], F32), np.array([2, -1], F32)
     bounds, rest = (-8, 7), (2.0**-23, False, "per_channel_symmetric")
+    named = ag.Parameter(x, "encoder.layer.0.attention.self.query.weight")
+    lost = ag.Parameter(x)
+    lost.value = None
     calls = {
         "got the class float32": lambda: nq.quantize_per_tensor(x, F32, 0, *bounds, np.int8),
         "got the class ndarray": lambda: nq.quantize_per_tensor(np.ndarray, 1, 0, *bounds, np.int8),
@@ -69,7 +72,7 @@ def test_messages_show_what_was_given():
             lambda: nq.quantize_per_channel_group(x, x, x, *bounds, np.int8, HUGE**13),
         r"zero_point must have the shape \(2, 2\) or \(4,\) for group_size 2, got \(2,\)":
             lambda: gptq(x, np.eye(4), x[:, :2], z, *bounds, group_size=2),
-        r"scale must have the shape \(2,\) without group_size, got \(2, 2\)":
+        r"scale must have the shape \(2,\) without group_size \(axis=.* of all\), got \(2, 2\)":
             lambda: gptq(x, np.eye(4), x[:, :2], x[:, :2], *bounds),
         r"got matrix, of which np.asarray\(...\) makes one":
             lambda: nq.quantize_per_tensor(x.view(np.matrix), 1, 0, *bounds, np.int8),
@@ -95,8 +98,32 @@ def test_messages_show_what_was_given():
         r"got \|V4$": lambda: nq.quantize_per_tensor(np.zeros(3, "V4"), 1, 0, *bounds, np.int8),
         r"got torch.int8 \(Named\): give 'int8'":
             lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("int8")),
-        r"got torch.quint8 \(Named\)$":
+        r"got torch.quint8 \(Named\): give 'uint8'":
             lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("quint8")),
+        r"got torch.quint4x2 \(Named\): give 'uint4'":
+            lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("quint4x2")),
+        r"got torch.quantized \(Named\)$":
+            lambda: nq.quantize_per_tensor(x, 1, 0, *bounds, Named("quantized")),
+        r"input must be .* got Parameter, whose .value is one$":
+            lambda: nq.quantize_per_tensor(ag.Parameter(x), 1, 0, *bounds, np.int8),
+        r"scale must be .*, got Parameter\(float32 of shape [^)]*\)\), whose .value is an array$":
+            lambda: nq.quantize_per_tensor(x, ag.Parameter(x), 0, *bounds, np.int8),
+        r"weight must be .*, got Parameter\(float32 of shape [^)]*\)\), whose .value is an array$":
+            lambda: gptq(ag.Parameter(x), np.eye(2), 1, 0, *bounds),
+        r"scale must be .*'encoder.layer.0.*\.\.\., whose .value is an array$":
+            lambda: nq.quantize_per_tensor(x, named, 0, *bounds, np.int8),
+        r"scale must be .*, got Parameter\(None\) \(Parameter\)$":
+            lambda: nq.quantize_per_tensor(x, lost, 0, *bounds, np.int8),
+        r"value must be a NumPy array, got ArraySpec$":
+            lambda: ag.Parameter(nq.ArraySpec((2,), np.float32)),
+        r"params\[0\] must be a NumPy array or have one as its value, got ArraySpec$":
+            lambda: SGD([nq.ArraySpec((2,), np.float32)]),
+        r"target must have the dtype of input, float32, got float64$":
+            lambda: ag.mse_loss(x, np.float64(2)),
+        r"other must have the dtype of input, float32, got float64, of which float\(":
+            lambda: ag.mul(x, np.float64(2)),
+        r"scale must have the shape \(1,\) without group_size \(axis=None takes one of all\), got":
+            lambda: gptq(np.ones((1, 2), F32), np.eye(2), 1.0, 0, *bounds),
         r"got torch.per_tensor_affine \(Named\): give 'per_tensor_affine'":
             lambda: MinMaxObserver(qscheme=Named("per_tensor_affine")),
         r"scale must be a number or an array of one element, got \[0.1\] \(list\)":

@@ -187,6 +187,23 @@ def test_symmetric_to_a_relative_1e_3(off, accepted):
         gptq(weight, gram, scales(weight), np.zeros(6, int), *BITS)
 
 
+def test_the_symmetric_part_of_a_gram_matrix_counts():
+    """As in ``trace((Q - W) @ G @ (Q - W).T)``: its lower half alone would give other codes."""
+    differ = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(200, 12)) * 10.0 ** rng.uniform(-1.2, 0, 12)
+        gram, w = x.T @ x, rng.normal(size=(6, 12)).astype(F32)
+        off = np.tril(rng.uniform(-4e-4, 4e-4, (12, 12)), -1) * abs(gram).max()
+        args = np.full(6, 0.25), np.zeros(6, int), -8, 7
+        expected = gptq(w, gram, *args, damping=0.001)
+        for skew in (off - off.T, off.T - off):
+            assert_same(gptq(w, gram + skew, *args, damping=0.001)[1], expected[1])
+        lower = np.tril(gram + 2 * off) + np.tril(gram + 2 * off, -1).T
+        differ += (gptq(w, lower, *args, damping=0.001)[1] != expected[1]).any()
+    assert differ > 0
+
+
 WEIGHT, GRAM = problem(4, 8)
 
 

@@ -194,7 +194,9 @@ def test_a_value_that_is_no_array(value):
     rounding = AdaroundFakeQuantizer()
     rounding.V.value = value
     for use in (*uses, lambda: repr(rounding)):
-        with pytest.raises(TypeError, match=f"value must be an array .*{re.escape(show(value))}"):
+        with pytest.raises(
+            TypeError, match=f"(scale|value) must be an array .*{re.escape(show(value))}"
+        ):
             use()
     for m, key in (module, "scale"), (rounding, "V"):
         with pytest.raises(ValueError, match=rf"state_dict\['{key}'\] must be a NumPy array, got"):
@@ -1396,14 +1398,16 @@ def test_learned_qparams_are_converted_before_they_go_to_the_data(monkeypatch):
 @pytest.mark.parametrize("name", ["scale", "zero_point"])
 @pytest.mark.parametrize("value", [
     np.array([1 + 2j]), np.array(["a"]), np.array([True]), np.array([1], "m8[s]"), "a", None, [0.5],
+    0.5, 1, np.ma.array([0.5]),
 ])  # fmt: skip
 def test_what_is_no_learned_value_is_named(name, value):
     x, module = data((3, 4)), LearnableFakeQuantize(MinMaxObserver, -8, 7, dtype=np.int8)
     module(x)
     getattr(module.enable_param_learning(), name).value = value
-    with pytest.raises(TypeError, match=f"^{name} must "):
+    words = f"^{name} must (be (an array of NumPy or on a GPU|a NumPy array)|have a dtype)"
+    with pytest.raises(TypeError, match=words):
         module.calculate_qparams()
-    with pytest.raises(TypeError, match=f"^{name} must "):
+    with pytest.raises(TypeError, match=words):
         module(x)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import npquant as nq
 import npquant.autograd as ag
+from cases import assert_same
 from npquant.adaround import (
     AdaroundLoss,
     Conv2d,
@@ -865,6 +866,17 @@ def test_a_weight_that_no_input_reaches():
     assert np.vdot(w[0] @ gram, w[0].astype(np.float64)) < 0
     got = optimize_rounding(Linear(w), per_tensor(w), Gram(gram), **QUICK)
     assert np.isfinite(got.report.loss_adaround)
+
+
+def test_the_symmetric_part_of_a_gram_matrix_counts():
+    """So what is added to one half of it and taken from the other makes no difference."""
+    gram = (X.T @ X).astype(np.float64)
+    off = np.tril(np.random.default_rng(0).uniform(-4e-4, 4e-4, gram.shape), -1) * abs(gram).max()
+    off = np.ldexp(np.rint(np.ldexp(off, 30)), -30)  # so that sums with it are exact
+    expected = optimize_rounding(Linear(W), GRID, Gram(gram), **QUICK)
+    got = optimize_rounding(Linear(W), GRID, Gram(gram + off - off.T), **QUICK)
+    assert_same((got.weight, got.codes), (expected.weight, expected.codes))
+    assert got.report == expected.report
 
 
 def test_rows_held_out_that_overflow():

@@ -204,12 +204,12 @@ class Gram:
     Parameters
     ----------
     inputs : ndarray of shape (columns, columns)
-        ``X.T @ X``; float32 or float64, symmetric to a relative 1e-3, with no negative number on
-        its diagonal.
+        ``X.T @ X``; float32 or float64, symmetric to a relative 1e-3 (its symmetric part is used),
+        with no negative number on its diagonal.
     cross : ndarray of shape (columns, columns), optional
         ``X.T @ F``. By default X and F are the same.
     floats : ndarray of shape (columns, columns), optional
-        ``F.T @ F``; given with `cross`.
+        ``F.T @ F``, as `inputs`; given with `cross`.
 
     Examples
     --------

@@ -753,11 +753,18 @@ def _floats(value: Any, name: str) -> Array:
     return x
 
 
-def _like(value: Any, name: str, x: Array, other: str = "input") -> Array:
+def _like(value: Any, name: str, x: Array, other: str = "input", hint: str = "") -> Array:
     found = _floats(value, name)
     if found.dtype != x.dtype:
-        raise TypeError(f"{name} must have the dtype of {other}, {x.dtype}, got {found.dtype}")
+        raise TypeError(
+            f"{name} must have the dtype of {other}, {x.dtype}, got {found.dtype}"
+            + hint * isinstance(value, np.generic)
+        )
     return found
+
+
+#: Of a scalar of NumPy, where a number will do.
+_NUMBER = ", of which float(...) makes a number that has none"
 
 
 def _two(x: Any, y: Any) -> tuple[Any, Any]:
@@ -769,8 +776,8 @@ def _two(x: Any, y: Any) -> tuple[Any, Any]:
         return checks.number(x, "input"), b
     a = _floats(x, "input")
     if isinstance(y, np.generic):  # which is the one to be changed
-        _like(b, "other", a)
-    a = _like(a, "input", b, "other")
+        _like(y, "other", a, hint=_NUMBER)
+    a = _like(x, "input", b, "other", _NUMBER)
     _broadcast(a.shape, b.shape, a, b)
     return a, b
 

@@ -14,7 +14,7 @@ from npquant.arrays import alike, array_of, copy, filled, kind
 from npquant.autograd.rules import RULES, Rule
 from npquant.dtypes import native_order
 from npquant.errors import show
-from npquant.owners import is_array
+from npquant.owners import is_array, no_array
 
 Array = np.ndarray[Any, Any]
 #: One function of the result's gradient that gives the gradient of every input, or one for each.
@@ -550,7 +550,7 @@ def _values(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _array_of_floats(value: Any, name: str, other: str = "") -> None:
     if not is_array(value):
-        raise TypeError(f"{name} must be a NumPy array{other}, got {show(value)}")
+        raise TypeError(f"{name} must be a NumPy array{other}, got {no_array(value)}")
     checks.floats(value, name)
 
 
@@ -562,7 +562,7 @@ def _checked(
     def checked(grad: Array) -> Sequence[Any]:
         parts = backward(grad)
         if not isinstance(parts, (list, tuple)):
-            raise TypeError(f"backward must return a tuple of gradients, got {show(parts)}")
+            raise TypeError(f"backward must return a tuple or list of gradients, got {show(parts)}")
         if len(parts) != len(kinds):
             raise ValueError(f"backward must return {len(kinds)} gradients, got {len(parts)}")
         found = list(parts)
@@ -571,7 +571,7 @@ def _checked(
                 continue
             name = f"gradient {i} of backward"
             if not (is_array(part) or isinstance(part, np.generic)):
-                raise TypeError(f"{name} must be a NumPy array or None, got {show(part)}")
+                raise TypeError(f"{name} must be a NumPy array or None, got {no_array(part)}")
             shape, dtype = kind(part, name)
             native = native_order(dtype)
             if native != native_order(wanted[1]):

@@ -12,9 +12,8 @@ import numpy as np
 from npquant import dtypes
 from npquant.arrays import alike, array
 from npquant.dtypes import FLOATS, REALS, SINGLE_AND_DOUBLE, DType, bfloat16, bool_
-from npquant.errors import show
 from npquant.meta import ArraySpec
-from npquant.owners import HOST, OTHERWISE, Array, instead, on_device
+from npquant.owners import HOST, OTHERWISE, Array, no_array, on_device
 
 #: The qparams, from which `out` must be apart, as an op names them.
 QPARAM, QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
@@ -23,9 +22,7 @@ QPARAM, QPARAMS = ("scale", "zero_point"), ("scales", "zero_points")
 def host_array(value: Any, name: str, allowed: Collection[DType], kinds: Any = np.ndarray) -> Array:
     """`value` as an array of NumPy of one of the `allowed` dtypes, where no kernel takes others."""
     if not isinstance(value, kinds) or isinstance(value, OTHERWISE):
-        known = isinstance(value, (np.ndarray, ArraySpec))
-        got = type(value).__name__ if known else show(value)
-        raise TypeError(f"{name} must be a NumPy array, got {got}{instead(value)}")
+        raise TypeError(f"{name} must be a NumPy array, got {no_array(value)}")
     return native(array(value, name), name, allowed)
 
 
@@ -57,7 +54,8 @@ def gram(value: Any, name: str, columns: int) -> Array:
         raise ValueError(f"{name} must be symmetric, got a matrix that is not")
     if (least := np.diag(x).min(initial=0)) < 0:
         raise ValueError(f"{name} must have sums of squares on its diagonal, got {least}")
-    return x
+    mean = x + (x.T - x) / 2  # its symmetric part, as quadratic forms have it
+    return np.maximum(mean, mean.T)  # each half of which was rounded
 
 
 def floats(value: Any, name: str = "input", out: Any = None) -> Array:

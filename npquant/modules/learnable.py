@@ -366,7 +366,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         """The scale and the zero point beside `x`: Parameters, if they are learned."""
         if not (isinstance(x, np.ndarray) and self._scale_is_used):
             _replace(self.scale, self._scale(x))
-        _replace(self.zero_point, _single(self.zero_point.value, x))
+        _replace(self.zero_point, self._learned("zero_point", x))
         if self._on("fake_quant_enabled") and x.size:
             if self._symmetric:
                 _replace(self.zero_point, self._zero_point(x))
@@ -406,9 +406,11 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def _learned(self, name: str, beside: Any) -> Array:
         """The array of a Parameter, to which anything may have been assigned, in float32."""
         value = array_of(getattr(self, name).value)
+        if type(value) is np.ndarray and value.dtype == _FLOAT:
+            return value
         if not is_array(value):
             raise TypeError(f"{name} must be an array of NumPy or on a GPU, got {show(value)}")
-        dtypes.refuse_others(dtypes.native_order(kind(value)[1]), name, dtypes.REALS)
+        dtypes.refuse_others(dtypes.native_order(kind(value, name)[1]), name, dtypes.REALS)
         array: Array = _single(value, beside)
         return array
 
@@ -442,8 +444,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         Raises
         ------
         TypeError
-            If what was assigned to `scale` or `zero_point` is no array, or of another dtype than
-            floats and integers.
+            If what was assigned to `scale` or `zero_point` is no array, or has a dtype that
+            observers do not take.
         ValueError
             If a zero point is NaN.
         """

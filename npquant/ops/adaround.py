@@ -17,7 +17,7 @@ from npquant.errors import show
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, repeated
-from npquant.owners import Array, on_device
+from npquant.owners import Array, FloatLike, IntLike, on_device
 
 
 def adaround_init(
@@ -114,8 +114,8 @@ def adaround_soft(
     V: Array,
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     axis: int | None = None,
     group_size: int | None = None,
@@ -209,8 +209,8 @@ def adaround_soft_backward(
     V: Array,
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     axis: int | None = None,
     group_size: int | None = None,
@@ -309,8 +309,8 @@ def adaround_hard(
     V: Array,
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     axis: int | None = None,
     group_size: int | None = None,
@@ -403,8 +403,8 @@ def adaround_codes(
     V: Array,
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     dtype: Any,
     *,
     axis: int | None = None,
@@ -486,7 +486,7 @@ def adaround_codes(
                     group_size, out, dtypes.integer_target(dtype))  # fmt: skip
 
 
-def adaround_regularizer(V: Array, beta: float) -> Array:
+def adaround_regularizer(V: Array, beta: FloatLike) -> Array:
     """Sum what is undecided: ``1 - |2h(V) - 1|**beta``.
 
     A term is 1 where ``h(V) = clamp(sigmoid(V) * 1.2 - 0.1, 0, 1)`` is 1/2, and 0 where it is 0 or
@@ -551,8 +551,8 @@ def adaround_regularizer(V: Array, beta: float) -> Array:
 
 def adaround_regularizer_backward(
     V: Array,
-    beta: float,
-    weight: float = 1.0,
+    beta: FloatLike,
+    weight: FloatLike = 1.0,
     *,
     out: Array | None = None,
 ) -> Array:

@@ -12,7 +12,7 @@ from npquant import arrays, backend, checks, dtypes, layout
 from npquant.dtypes import Precision
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import PYTHON_NUMBERS, Form, Plan, fast_path, no_fast_path, repeated
-from npquant.owners import Array
+from npquant.owners import Array, IntLike
 
 #: Of zero points on a GPU.
 _INTEGERS = dtypes.int32, dtypes.int64
@@ -22,8 +22,8 @@ def fake_quantize_per_tensor_affine(
     input: Array,
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
     out: Array | None = None,
@@ -112,8 +112,8 @@ def fake_quantize_per_tensor_affine_cachemask(
     input: Array,
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
@@ -198,8 +198,8 @@ def fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
     scale: Array,
     zero_point: Array,
     fake_quant_enabled: Array,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
@@ -377,8 +377,8 @@ def fake_quantize_per_channel_affine(
     scale: Array,
     zero_point: Array,
     axis: int,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
     out: Array | None = None,
@@ -477,8 +477,8 @@ def fake_quantize_per_channel_affine_cachemask(
     scale: Array,
     zero_point: Array,
     axis: int,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:
@@ -641,8 +641,8 @@ def fake_quant_per_channel(
     scales: Array,
     zero_points: Array,
     axis: int,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
     out: Array | None = None,
@@ -731,8 +731,8 @@ def fake_quant_per_channel_cachemask(
     scales: Array,
     zero_points: Array,
     axis: int,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     *,
     rounding: str = "reciprocal",
 ) -> tuple[Array, Array]:

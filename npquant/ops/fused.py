@@ -11,7 +11,7 @@ from npquant import arrays, backend, checks, dtypes, layout
 from npquant.meta import ArraySpec
 from npquant.ops.fast_choice import Step, fast_rows, fast_step, usual_state
 from npquant.ops.fast_path import FastPath
-from npquant.owners import Array, on_device
+from npquant.owners import Array, FloatLike, IntLike, on_device
 
 #: The least scale, as a float32.
 SMALL_SCALE = 6.1e-5
@@ -25,9 +25,9 @@ def fused_moving_avg_obs_fake_quant(
     running_max: Array,
     scale: Array,
     zero_point: Array,
-    averaging_const: float,
-    quant_min: int,
-    quant_max: int,
+    averaging_const: FloatLike,
+    quant_min: IntLike,
+    quant_max: IntLike,
     ch_axis: int,
     per_row_fake_quant: bool = False,
     symmetric_quant: bool = False,
@@ -139,9 +139,9 @@ def fused_moving_avg_obs_fake_quant_cachemask(
     running_max: Array,
     scale: Array,
     zero_point: Array,
-    averaging_const: float,
-    quant_min: int,
-    quant_max: int,
+    averaging_const: FloatLike,
+    quant_min: IntLike,
+    quant_max: IntLike,
     ch_axis: int,
     per_row_fake_quant: bool = False,
     symmetric_quant: bool = False,

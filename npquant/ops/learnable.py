@@ -16,7 +16,7 @@ from npquant.dtypes import Precision
 from npquant.layout import Granularity
 from npquant.meta import ArraySpec
 from npquant.ops.fast_path import Form, fast_backward, fast_path, no_fast_path
-from npquant.owners import Array
+from npquant.owners import Array, FloatLike, IntLike
 
 #: What `zero_point_rounding` may be.
 ZERO_POINT_ROUNDINGS = ("pytorch", "nearest")
@@ -26,9 +26,9 @@ def fake_quantize_learnable_per_tensor_affine(
     input: Array,
     scale: Array,
     zero_point: Array,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
+    quant_min: IntLike,
+    quant_max: IntLike,
+    grad_factor: FloatLike = 1.0,
     *,
     out: Array | None = None,
 ) -> Array:
@@ -56,7 +56,7 @@ def fake_quantize_learnable_per_tensor_affine(
         integers.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point. The forward has no use for it.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
@@ -109,9 +109,9 @@ def fake_quantize_learnable_per_tensor_affine_backward(
     input: Array,
     scale: Array,
     zero_point: Array,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
+    quant_min: IntLike,
+    quant_max: IntLike,
+    grad_factor: FloatLike = 1.0,
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
@@ -147,7 +147,7 @@ def fake_quantize_learnable_per_tensor_affine_backward(
         integers, whose gradient is float32.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point, for instance
         ``1 / sqrt(input.size * quant_max)``.
     zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
@@ -222,9 +222,9 @@ def fake_quantize_learnable_per_channel_affine(
     scale: Array,
     zero_point: Array,
     axis: int,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
+    quant_min: IntLike,
+    quant_max: IntLike,
+    grad_factor: FloatLike = 1.0,
     *,
     out: Array | None = None,
 ) -> Array:
@@ -254,7 +254,7 @@ def fake_quantize_learnable_per_channel_affine(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point. The forward has no use for it.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
@@ -308,9 +308,9 @@ def fake_quantize_learnable_per_channel_affine_backward(
     scale: Array,
     zero_point: Array,
     axis: int,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
+    quant_min: IntLike,
+    quant_max: IntLike,
+    grad_factor: FloatLike = 1.0,
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
@@ -347,7 +347,7 @@ def fake_quantize_learnable_per_channel_affine_backward(
         Axis of the channels; a negative one counts from the back.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point, for instance
         ``1 / sqrt(input.size * quant_max)``.
     zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
@@ -423,9 +423,9 @@ def fake_quantize_learnable_per_token_affine(
     input: Array,
     scale: Array,
     zero_point: Array,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
+    quant_min: IntLike,
+    quant_max: IntLike,
+    grad_factor: FloatLike = 1.0,
     *,
     out: Array | None = None,
 ) -> Array:
@@ -453,7 +453,7 @@ def fake_quantize_learnable_per_token_affine(
         anything but NaN. A floating dtype or integers.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, within int64.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point. The forward has no use for it.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
@@ -504,9 +504,9 @@ def fake_quantize_learnable_per_token_affine_backward(
     input: Array,
     scale: Array,
     zero_point: Array,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
+    quant_min: IntLike,
+    quant_max: IntLike,
+    grad_factor: FloatLike = 1.0,
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
@@ -541,7 +541,7 @@ def fake_quantize_learnable_per_token_affine_backward(
         anything but NaN. A floating dtype, or integers, whose gradient is float32.
     quant_min, quant_max : int or array of one element
         Least and greatest code, both included, with ``quant_min <= 0 <= quant_max``.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point, for instance
         ``1 / sqrt(input.size * quant_max)``.
     zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"
@@ -615,10 +615,10 @@ def fake_quantize_learnable_per_channel_group_affine(
     input: Array,
     scale: Array,
     zero_point: Array,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     group_size: int = 128,
-    grad_factor: float = 1.0,
+    grad_factor: FloatLike = 1.0,
     *,
     out: Array | None = None,
 ) -> Array:
@@ -649,7 +649,7 @@ def fake_quantize_learnable_per_channel_group_affine(
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
         the number of columns. A greater one stands for the whole row.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point. The forward has no use for it.
     out : ndarray or ArraySpec, optional
         Where to write the result: an array of its shape and dtype, either the very array that is
@@ -700,10 +700,10 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
     input: Array,
     scale: Array,
     zero_point: Array,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     group_size: int = 128,
-    grad_factor: float = 1.0,
+    grad_factor: FloatLike = 1.0,
     *,
     zero_point_rounding: str = "pytorch",
 ) -> tuple[Array, Array, Array]:
@@ -741,7 +741,7 @@ def fake_quantize_learnable_per_channel_group_affine_backward(
     group_size : int, default 128
         Number of neighbouring elements of a row that share a scale: at least 2, and a divisor of
         the number of columns. A greater one stands for the whole row.
-    grad_factor : float, default 1.0
+    grad_factor : float or array of one element, default 1.0
         Finite factor of the gradients of scale and zero point, for instance
         ``1 / sqrt(input.size * quant_max)``.
     zero_point_rounding : {"pytorch", "nearest"}, default "pytorch"

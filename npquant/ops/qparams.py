@@ -12,7 +12,7 @@ import numpy as np
 from npquant import arrays, backend, checks, dtypes, layout
 from npquant.ops.fast_choice import Choice, fast_choice, fast_choice_of_range
 from npquant.ops.fast_path import FastPath, no_fast_path
-from npquant.owners import Array
+from npquant.owners import Array, FloatLike, IntLike
 
 #: The dtypes of scales and zero points, where they are not those of the input.
 _RESULTS = dtypes.float64, dtypes.int64
@@ -31,7 +31,7 @@ QSCHEMES = (
 
 
 def choose_qparams(
-    input: Array, quant_min: int, quant_max: int, eps: float, dtype: Any
+    input: Array, quant_min: IntLike, quant_max: IntLike, eps: FloatLike, dtype: Any
 ) -> tuple[Array, Array]:
     """Choose one scale and zero point that cover the range of the data.
 
@@ -102,7 +102,7 @@ def choose_qparams(
 
 
 def choose_qparams_symmetric(
-    input: Array, quant_min: int, quant_max: int, eps: float, dtype: Any
+    input: Array, quant_min: IntLike, quant_max: IntLike, eps: FloatLike, dtype: Any
 ) -> tuple[Array, Array]:
     """Choose one scale that covers the range of the data, the zero point in the middle.
 
@@ -321,8 +321,8 @@ def choose_qparams_per_token_asymmetric(input: Array, dtype: Any) -> tuple[Array
 def determine_qparams(
     min_val: Array,
     max_val: Array,
-    quant_min: int,
-    quant_max: int,
+    quant_min: IntLike,
+    quant_max: IntLike,
     dtype: Any,
     eps: Any,
     has_customized_qrange: bool,
