@@ -190,13 +190,11 @@ def test_a_value_that_is_no_array(value):
     """It may have been set to anything; what then needs an array says what it was."""
     module = LearnableFakeQuantize(MinMaxObserver).enable_param_learning()
     module.scale.value = value
-    uses = [module.calculate_qparams, lambda: module(np.ones(3, F32))]
+    uses = [("scale", module.calculate_qparams), ("scale", lambda: module(np.ones(3, F32)))]
     rounding = AdaroundFakeQuantizer()
     rounding.V.value = value
-    for use in (*uses, lambda: repr(rounding)):
-        with pytest.raises(
-            TypeError, match=f"(scale|value) must be an array .*{re.escape(show(value))}"
-        ):
+    for name, use in (*uses, ("value", lambda: repr(rounding))):
+        with pytest.raises(TypeError, match=f"^{name} must be an array .*{re.escape(show(value))}"):
             use()
     for m, key in (module, "scale"), (rounding, "V"):
         with pytest.raises(ValueError, match=rf"state_dict\['{key}'\] must be a NumPy array, got"):
