@@ -56,6 +56,8 @@ def _shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (int, float, np.generic, np.ndarray, np.dtype)) or value is None:
         text = str(value) if isinstance(value, (np.generic, np.dtype)) else repr(value)
+        if type(value).__module__ == "ml_dtypes":  # whose numbers are shown as Python's are
+            text += f" ({type(value).__name__})"
     elif is_parameter(value):
         text = repr(value)
     else:

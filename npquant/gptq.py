@@ -193,8 +193,9 @@ def _upper_of_inverse(h: Array, mean: float, damping: float) -> Array:
     """U with inverse(h, damped) = U.T @ U, upper triangular."""
     h[np.diag_indices(len(h))] += damping * mean
     try:
-        np.linalg.cholesky(h)  # of an indefinite matrix the inverse may pass for a definite one
-        return np.linalg.cholesky(np.linalg.inv(h)).T
+        # h is R @ R.T, R upper triangular: Cholesky's factor of h turned round. U is the inverse of
+        # R; that of h has the squares of its numbers, which may overflow.
+        return np.linalg.inv(np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1])
     except np.linalg.LinAlgError:
         raise ValueError(
             f"gram must be positive definite after damping; it is not with damping {damping}"

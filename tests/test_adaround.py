@@ -686,3 +686,10 @@ def test_large_weights_and_scales_of_integers(granularity, lay):
     expected = nq.adaround_soft(x, x, scale.astype(F32), zero_point, *BITS4, **where)
     assert_same(got, expected)
     assert x.size > PIECE
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_reconstruction_backward_that_underflows(dtype):
+    x = np.full(3, np.finfo(dtype).smallest_subnormal, dtype)
+    with np.errstate(all="raise"):
+        AdaroundLoss(10).reconstruction_backward(x, np.zeros_like(x))

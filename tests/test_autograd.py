@@ -1,5 +1,6 @@
 """The tape: what it traces, what it frees, what it refuses; and the gradient of every step."""
 
+import copy
 import gc
 import inspect
 import itertools
@@ -1404,7 +1405,7 @@ BAD = [
     ("softmax_cross_entropy", (np.ones((2, 3)), np.ones(2)), TypeError, "target"),
     ("softmax_cross_entropy", (np.ones((2, 3)), [0, 1]), TypeError, "target"),
     ("softmax_cross_entropy", (np.ones((2, 3)), nq.ArraySpec((2,), int)), TypeError, "ArraySpec"),
-    ("add", (np.ones((1,) * 33), np.ones((2, 3))), ValueError, "input and other"),
+    ("add", (np.ones((1,) * 32 + (4,)), np.ones((2, 3))), ValueError, "input and other"),
 ]
 
 
@@ -1470,3 +1471,30 @@ def test_inputs_of_a_rule_stand_where_it_says():
         names = list(inspect.signature(step).parameters)
         assert rule.inputs
         assert all(names[place] == name for place, name in rule.inputs), step.__name__
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"]
+)
+def test_a_tape_is_not_copied(copied):
+    """An array may come to lie where one was that it knew."""
+    with pytest.raises(TypeError, match="a tape is not copied or pickled"):
+        copied(ag.Tape())
+
+
+@pytest.mark.parametrize(
+    ("step", "of_numpy", "shape"),
+    [(ag.add, np.add, (2, 1)), (ag.mul, np.multiply, (2, 1)), (ag.matmul, np.matmul, (1, 3))],
+    ids=["add", "mul", "matmul"],
+)
+def test_more_axes_than_broadcast_shapes_knows(step, of_numpy, shape):
+    a, b = np.full((1,) * 40, 2.0), np.full(shape, 3.0)
+    with ag.Tape() as tape:
+        tape.watch(a)
+        tape.watch(b)
+        y = tape.apply(step, a, b)
+    np.testing.assert_array_equal(y, of_numpy(a, b), strict=True)
+    grads = tape.gradient(y, [a, b], np.ones_like(y))
+    assert [g.shape for g in grads] == [a.shape, b.shape]
+    with pytest.raises(ValueError, match="must have shapes that broadcast"):
+        step(np.ones((1,) * 37 + (2, 1, 1)), np.ones((3, 1, 1)))

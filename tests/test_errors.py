@@ -473,3 +473,12 @@ def test_classes_that_stand_for_no_dtype():
                 nq.convert_element_type(np.ones(3, F32), abstract)
             with pytest.raises(TypeError, match="dtype must be a NumPy dtype"):
                 nq.ArraySpec((3,), abstract)
+
+
+def test_numbers_of_ml_dtypes_are_named():
+    """They are shown as Python's are, which are allowed."""
+    x = np.ones(1, np.float32)
+    with pytest.raises(TypeError, match=r"zero_point must be an integer, got 3 \(int4\)"):
+        nq.quantize_per_tensor(x, 0.1, ml_dtypes.int4(3), -8, 7, "int4")
+    with pytest.raises(TypeError, match=r"scale must .*, got 0\.5 \(float8_e4m3fn\)"):
+        nq.quantize_per_tensor(x, ml_dtypes.float8_e4m3fn(0.5), 0, -8, 7, "int4")

@@ -337,3 +337,12 @@ def test_without_damping_a_singular_matrix_is_refused():
     gptq(*args, damping=0.01)
     with pytest.raises(ValueError, match="gram"):
         gptq(*args, damping=0)
+
+
+def test_a_gram_whose_inverse_overflows():
+    """Its numbers are the squares of those that are computed with."""
+    gram = np.diag([1e-300, 1e300, 1, 1e-10, 1e10, 0.0])
+    w = np.full((1, 6), 0.3)
+    values, codes = gptq(w, gram, [0.1], [0], -128, 127, damping=0.0)
+    assert codes.tolist() == [[0, 3, 3, 3, 3, 0]]
+    np.testing.assert_array_equal(values, codes * np.float64(np.float32(0.1)))

@@ -2077,3 +2077,11 @@ def test_public_names():
         assert kind.__name__ in npq.__all__
     with pytest.raises(NotImplementedError, match="FakeQuantizeBase has no qparams"):
         npq.FakeQuantizeBase(MinMaxObserver, {}).calculate_qparams()
+
+
+def test_a_spec_of_other_channels_is_refused_as_an_array_is():
+    m = LearnableFakeQuantize(PerChannelMinMaxObserver, -8, 7, dtype=np.int8, channel_len=3)
+    m.enable_param_learning()
+    for x in (np.ones((4, 3), np.float32), nq.ArraySpec((4, 3), np.float32)):
+        with pytest.raises(ValueError, match="channel_len must be the number of channels, 4"):
+            m(x)

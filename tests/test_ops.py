@@ -1715,3 +1715,23 @@ def test_integers_of_64_bits_are_rounded_to_float32_first(sign):
     assert scale[0, 0] == np.float32(2.0**62 + 2.0**39) / np.float32(127)
     far = np.array([[-sign * 1e300]])
     agree("fake_quantize_learnable_per_channel_affine", far, one, x[0], 0, -(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize("scale", [2.5e74, 1e-200])
+@pytest.mark.parametrize("rounding", ["reciprocal", "divide"])
+def test_fake_quant_per_channel_has_the_scales_of_float64(scale, rounding):
+    """Nothing of it is float32 where the data are not."""
+    x = np.array([[4 * scale, -1.2 * scale]])
+    y = nq.fake_quant_per_channel(x, np.array([scale]), [0], 0, -8, 7, rounding=rounding)
+    assert y.tolist() == [[4 * scale, -scale]]
+    for wrong in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="scales must be positive and finite, got"):
+            nq.fake_quant_per_channel(x, [wrong], [0], 0, -8, 7, rounding=rounding)
+
+
+def test_backward_of_more_axes_than_broadcast_shapes_knows():
+    grad, mask = np.ones((1,) * 39 + (4,)), np.array([True, False, True, False])
+    y = nq.fake_quant_per_channel_backward(grad, mask)
+    assert y.tolist() == (grad * mask).tolist()
+    with pytest.raises(ValueError, match="mask must have the shape of grad"):
+        nq.fake_quant_per_channel_backward(grad, mask[:3])

@@ -649,8 +649,8 @@ W, X, B = normal(0, 2, 4), normal(1, 20, 4), normal(2, 2)
 GRID, GRAM = Grid(0.5, 0, -8, 7), X.T @ X
 NAN = np.full((2, 4), np.nan, F32)
 
-#: Its first two rows and columns have an eigenvalue of -1.
-INDEFINITE = np.eye(4) + np.diag([2, 0, 0], 1) + np.diag([2, 0, 0], -1)
+#: Of three inputs, each two of which may be so, but not all.
+INDEFINITE = np.diag([2, 2, 2, 1]) - np.pad(np.ones((3, 3)), (0, 1))
 
 ERRORS = {
     "layers of nothing": ({"layers": []}, ValueError, "layers must have a Linear or a Conv2d"),
@@ -790,10 +790,10 @@ ERRORS = {
         {"inputs": Gram(GRAM, GRAM, np.diag(np.array([1, 2, 3, -0.5])))}, ValueError,
         "inputs.floats must have sums of squares on its diagonal, got -0.5"),
     "a Gram of no inputs": (
-        {"layers": Linear(np.array([[1, -1, 0, 0]], F32)), "inputs": Gram(1.0 * INDEFINITE)},
+        {"layers": Linear(np.array([[1, 1, 1, 0]], F32)), "inputs": Gram(1.0 * INDEFINITE)},
         ValueError, "inputs must be sums of products of inputs, which have no negative eigenvalue"),
     "a Gram of no inputs that judges": (
-        {"layers": Linear(np.array([[1, -1, 0, 0]], F32)), "inputs": Gram(np.eye(4)),
+        {"layers": Linear(np.array([[1, 1, 1, 0]], F32)), "inputs": Gram(np.eye(4)),
          "held_out": Gram(1.0 * INDEFINITE)},
         ValueError, "held_out must be sums of products of inputs"),
     "an activation that takes more": (
@@ -922,3 +922,26 @@ def test_what_earlier_layers_put_out_is_refused_in_silence():
     grids = [Grid(1e25, 0, -8, 7), Grid(0.5, 0, -8, 7)]
     with pytest.raises(ValueError, match=r"the inputs of layers\[1\] must have squares"):
         optimize_rounding(chain, grids, normal(1, 40, 8), keep="adaround", **QUICK)
+
+
+@pytest.mark.parametrize("wrong", ["inputs", "cross", "floats"])
+def test_a_gram_that_no_inputs_have(wrong):
+    """A squared error of it may be negative."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 6))
+    f = x @ (np.eye(6) + 0.4 * rng.normal(size=(6, 6)))
+    found = {"inputs": x.T @ x, "cross": x.T @ f, "floats": f.T @ f}
+    w, grid = rng.normal(size=(4, 6)).astype(np.float32), Grid(0.5, 0, -4, 3)
+    optimize_rounding(Linear(w), grid, Gram(**found), rng=0, steps=2)
+    found[wrong] = 10 * found[wrong] if wrong == "cross" else 2 * np.ones((6, 6)) - np.eye(6)
+    with pytest.raises(ValueError, match=rf"inputs.{wrong} must be sums of products of inputs"):
+        optimize_rounding(Linear(w), grid, Gram(**found), rng=0, steps=2)
+
+
+@pytest.mark.parametrize("key", ["scale", "zero_point", "quant_min", "quant_max"])
+def test_a_grid_of_specs(key):
+    kwargs = {"scale": 0.5, "zero_point": 0, "quant_min": -4, "quant_max": 3}
+    kwargs[key] = nq.ArraySpec((), np.float32 if key == "scale" else np.int64)
+    w = np.ones((4, 6), np.float32)
+    with pytest.raises(TypeError, match=rf"{key} must be numbers, got an ArraySpec"):
+        optimize_rounding(Linear(w), Grid(**kwargs), w, rng=0, steps=2)

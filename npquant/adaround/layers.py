@@ -199,7 +199,8 @@ class Gram:
 
     With X the inputs as the quantized predecessors give them, F as the float ones do, one row each,
     all that the squared error of the outputs depends on is here. A common factor, such as the
-    number of rows, makes no difference. What it is given is checked when it is used.
+    number of rows, makes no difference. What it is given is checked when it is used: each number
+    must be one that sums of products can be beside the sums of squares on the diagonals.
 
     Parameters
     ----------
@@ -269,7 +270,7 @@ def checked_grid(value: Any, name: str, weight: Array) -> Grid:
     if not isinstance(value, Grid):
         raise TypeError(f"{name} must be a Grid, got {show(value)}")
     spec = nq.ArraySpec(weight.shape, float32)
-    for key in ("scale", "zero_point"):
+    for key in ("scale", "zero_point", "quant_min", "quant_max"):
         if isinstance(getattr(value, key), nq.ArraySpec):
             raise TypeError(f"{name}: {key} must be numbers, got an ArraySpec")
     try:
@@ -313,15 +314,28 @@ def checked_rows(value: Any, name: str) -> Array:
 def checked_gram(value: Gram, name: str, columns: int) -> tuple[Array, Array, Array]:
     """The three matrices in float64."""
     first = checks.gram(value.inputs, f"{name}.inputs", columns)
+    _within_squares(first, f"{name}.inputs", first, first)
     if (value.cross is None) != (value.floats is None):
         raise ValueError(f"{name} must have both cross and floats, or neither, got one of them")
     if value.cross is None:
         return first, first, first
-    return (
-        first,
-        checks.square_matrix(value.cross, f"{name}.cross", columns),
-        checks.gram(value.floats, f"{name}.floats", columns),
-    )
+    cross = checks.square_matrix(value.cross, f"{name}.cross", columns)
+    floats = checks.gram(value.floats, f"{name}.floats", columns)
+    _within_squares(floats, f"{name}.floats", floats, floats)
+    _within_squares(cross, f"{name}.cross", first, floats)
+    return first, cross, floats
+
+
+def _within_squares(x: Array, name: str, first: Array, second: Array) -> None:
+    """Refuse what are no sums of products: each is within the root of those of the squares."""
+    reach = np.outer(np.sqrt(np.diag(first)), np.sqrt(np.diag(second)))
+    beyond = np.argwhere(np.abs(x) - reach > 1e-3 * reach.max(initial=0))
+    if len(beyond):
+        at = tuple(map(int, beyond[0]))
+        raise ValueError(
+            f"{name} must be sums of products of inputs, of which that at {at} is within "
+            f"{reach[at]} by the sums of their squares, got {x[at]}"
+        )
 
 
 def parts(x: Array) -> list[slice]:

@@ -225,7 +225,7 @@ class AdaroundLoss:
         compute = dtypes.compute(a.dtype)
         gradient: Array = np.empty_like(a, compute, subok=False)
         wide = a.astype(compute, copy=False), b.astype(compute, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             np.subtract(*wide, out=gradient)
             gradient *= compute.type(2 / a.size)
             return gradient.astype(a.dtype, copy=False)

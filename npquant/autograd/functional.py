@@ -788,13 +788,10 @@ def is_plain_number(value: Any) -> bool:
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...], x: Array, y: Array) -> None:
-    if a == b:
-        return
-    try:
-        np.broadcast_shapes(a, b)
-    except (ValueError, RuntimeError):  # the latter of more axes than it knows
+    # NumPy's `broadcast_shapes` knows half as many axes as its arrays may have.
+    if any(m != n and 1 not in (m, n) for m, n in zip(a[::-1], b[::-1], strict=False)):
         raise ValueError(f"input and other must have shapes that broadcast, got "
-                         f"{x.shape} and {y.shape}") from None  # fmt: skip
+                         f"{x.shape} and {y.shape}")  # fmt: skip
 
 
 def _bias(value: Any, outputs: int, x: Array) -> Array:

@@ -134,6 +134,10 @@ class Tape:
         #: What is traced, by identity. It is held: no other object can get its identity.
         self._variables: dict[int, Any] = {}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse: arrays are known by their identity, which copies have not."""
+        raise TypeError("a tape is not copied or pickled, make a new Tape for each pass")
+
     def __enter__(self) -> Tape:
         if self._state != "new":
             raise ValueError("a tape is entered once, make a new Tape for each pass")

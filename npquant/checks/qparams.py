@@ -116,13 +116,12 @@ def usual_qparams(
 
 
 def scales_float32(
-    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, data: str = "input",
-    dtype: DType = dtypes.float32,
-) -> Array:  # fmt: skip
-    """Scales that are used in float32, or in another dtype too."""
+    value: Any, name: str, shapes: tuple[tuple[int, ...], ...], x: Array, data: str = "input"
+) -> Array:
+    """Scales that are used in float32."""
     s = parameters(value, name, shapes, x, data)
     in_range(s, name, *_FLOAT32_SCALES, "be positive and finite in float32")
-    return arrays.cast(s, dtype)
+    return arrays.cast(s, dtypes.float32)
 
 
 def in_precision(s: Array, name: str, precision: DType) -> Array:

@@ -358,8 +358,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
                 self._grad_factor(data.size), zero_point_rounding=self.zero_point_rounding,
             )  # fmt: skip
         except ValueError:
-            if not isinstance(data, ArraySpec):
-                self._check_channels(self._rows(data))
+            self._check_channels(self._rows(data))
             raise
 
     def _for_call(self, x: Array) -> tuple[Any, Any]:

@@ -665,7 +665,7 @@ def fake_quant_per_channel(
         Values of any shape; float16, bfloat16, float32 or float64.
     scales : array_like of shape (C,)
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        of the C indices of `axis`. Positive and finite in float32.
+        of the C indices of `axis`. Positive and finite in float32, or in float64 for float64 input.
     zero_points : array_like of shape (C,)
         Codes that stand for 0.0: one for each of the C indices of `axis`. Truncated to int32; they
         may lie beyond `quant_min` and `quant_max`.
@@ -690,8 +690,8 @@ def fake_quant_per_channel(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
-        does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
+        If `rounding` is neither word, a scale is not positive and finite, a zero point does not fit
+        int32, the bounds are in the wrong order or beyond int64, `input` has no such
         axis, or a shape or `out` does not fit.
 
     See Also
@@ -755,7 +755,7 @@ def fake_quant_per_channel_cachemask(
         Values of any shape; float16, bfloat16, float32 or float64.
     scales : array_like of shape (C,)
         Distances between the values of neighbouring codes, in the units of the data: one for each
-        of the C indices of `axis`. Positive and finite in float32.
+        of the C indices of `axis`. Positive and finite in float32, or in float64 for float64 input.
     zero_points : array_like of shape (C,)
         Codes that stand for 0.0: one for each of the C indices of `axis`. Truncated to int32; they
         may lie beyond `quant_min` and `quant_max`.
@@ -779,8 +779,8 @@ def fake_quant_per_channel_cachemask(
     TypeError
         If an argument is of the wrong kind or of a dtype that is not allowed.
     ValueError
-        If `rounding` is neither word, a scale is not positive and finite in float32, a zero point
-        does not fit int32, the bounds are in the wrong order or beyond int64, `input` has no such
+        If `rounding` is neither word, a scale is not positive and finite, a zero point does not fit
+        int32, the bounds are in the wrong order or beyond int64, `input` has no such
         axis, or a shape does not fit.
 
     See Also
@@ -1070,8 +1070,10 @@ def _decomposed(
         )
     if qparams is None:
         kernel = kernel.replace("decomposed", "decomposed_wide")
-        precise = x.dtype if double else dtypes.float32
-        s = checks.scales_float32(scales, "scales", shapes, x, dtype=precise)
+        if double:
+            s = arrays.cast(checks.scales(scales, "scales", shapes, x, x.dtype), x.dtype)
+        else:
+            s = checks.scales_float32(scales, "scales", shapes, x)
         z = checks.parameters(zero_points, "zero_points", shapes, x)
         qparams = s, checks.int32s(z, "zero_points")
     s, z = qparams
@@ -1106,10 +1108,8 @@ def _on_gpu(kind: type) -> Callable[..., Any]:
 
 def _with_axes_of_one(g: Array, m: Array) -> tuple[Array, Array]:
     """Both in the longer shape, where they differ by leading or inner axes of one alone."""
-    try:
-        shape = np.broadcast_shapes(g.shape, m.shape)
-    except (ValueError, RuntimeError):  # the latter of more axes than it knows
-        shape = ()
+    axes = max(g.ndim, m.ndim)
+    shape = tuple(map(max, *((1,) * (axes - s.ndim) + s.shape for s in (g, m))))
     lengths = [[n for n in s if n != 1] for s in (shape, g.shape, m.shape)]
     if not lengths[0] == lengths[1] == lengths[2]:
         raise ValueError(f"mask must have the shape of grad, {g.shape}, got {m.shape}")
