@@ -235,7 +235,7 @@ def test_an_edited_formula_is_seen(tmp_path):
     """Though it lies in another file than the kernel, and has the old size and time."""
     file = package(tmp_path) / "formulas" / "quantize.py"
     source, stat = file.read_text(), file.stat()
-    edited = source.replace("(widen(x) * inverse, zero_point,", "(widen(x) - inverse, zero_point,")
+    edited = source.replace("times(widen(x), inverse)", "plus(widen(x), -inverse)")
     assert edited != source
     got = []
     for text in (source, edited, edited):

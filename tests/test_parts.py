@@ -24,6 +24,7 @@ from cases import SUB_BYTE
 from npquant.cpu import bfloat16, packs, together
 from npquant.cpu.borrowed import lent
 from npquant.cpu.checks import usual
+from npquant.cpu.codes import codes_of
 from npquant.cpu.dynamic import dynamic_per_token
 from npquant.cpu.fetching import beyond_second, far, fetch, fetch_to_second
 from npquant.cpu.instructions import compiled_for as processor_has
@@ -32,6 +33,7 @@ from npquant.cpu.lowered import called, inlined
 from npquant.cpu.passes import needed_work
 from npquant.cpu.strided import shared
 from npquant.cpu.target import Kernel, _compile, array_type
+from npquant.formulas.quantize import quantize, quantize_by_division, quantize_zero_first
 from npquant.primitives import at, each, fma, like, over, plus, rint, store, times, widen
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
@@ -550,6 +552,88 @@ def test_where_bytes_are_packed(name, features, packs):
 
 
 @of_x86
+@pytest.mark.parametrize(
+    ("name", "features", "scale", "target", "lanes"),
+    [
+        ("haswell", "+avx2", "float32", "int8", True),
+        ("haswell", "+avx2", "float64", "int8", False),
+        ("haswell", "+avx2", "float32", "int16", False),
+        ("nehalem", "+sse4.2", "float32", "int8", False),
+        ("znver4", "+avx2,+avx512bw", "float32", "int8", False),
+    ],
+    ids=["avx2", "float64", "int16", "sse", "avx512"],
+)
+def test_where_codes_are_made_of_whole_vectors(name, features, scale, target, lanes):
+    code = f"""if True:
+        from test_parts import np
+        from npquant.cpu.quantize import quantize_per_tensor
+        key = np.dtype(np.float32), np.dtype("{target}"), ("{scale}", "int32", "float32"), True
+        print(quantize_per_tensor.__self__._runs._code[key].library.get_llvm_str())
+    """
+    text = compiled_for(name, features, code)
+    assert ("call <32 x i8> @llvm.x86.avx2.packsswb" in text) == lanes
+
+
+#: A formula, and what it makes of float32 before it clamps.
+FORMULAS = {
+    "quantize": (quantize, lambda x, s, z: np.rint(x * s).astype(np.float64) + z),
+    "float zero point": (quantize, lambda x, s, z: np.rint(x * s) + z),
+    "zero first": (quantize_zero_first, lambda x, s, z: np.rint(x * s + z)),
+    "by division": (quantize_by_division, lambda x, s, z: np.rint(x / s).astype(np.float64) + z),
+}
+
+
+@of_x86
+@pytest.mark.parametrize("target", [np.int8, np.uint8, *SUB_BYTE], ids=str)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_codes_made_of_whole_vectors(name, target, monkeypatch):
+    """Of any length, wherever they begin, also where the processor has a better way."""
+    monkeypatch.setattr(packs, "pay_for", lambda kind: kind in packs.BITS)
+    formula, exact = FORMULAS[name]
+    kind = np.float32 if name in ("float zero point", "zero first") else np.int32
+    codes = codes_of(formula)
+
+    def segment(begin, end, fetched, base, s, z, lo, hi, nan, x, y, done):
+        n, first, constants = end - begin, np.uintp(base), (lo, hi, nan)
+        done[0] = codes(x, first, n, (s, z), constants, y, first, None, fetched)
+
+    numbers = 3 * (types.float32,)
+    arrays = FLOAT32, array_type(np.dtype(target)), array_type(np.dtype(np.bool_))
+    types_ = types.boolean, types.intp, types.float32, getattr(types, kind.__name__), *numbers
+    kernel = Kernel(segment, "of_lanes", lambda: (*types_, *arrays))
+    info, unsigned = ml_dtypes.iinfo(target), np.uint8
+    rng = np.random.default_rng(7)
+    with np.errstate(all="ignore"):
+        # Codes and ties, what is far out, by every exponent, and what is nothing or no number.
+        ends = np.ldexp(np.float32([1, 1.5]), np.arange(-149, 128)[:, None]).ravel()
+        odd = np.float32([0, np.inf, np.nan, 3e38, 2**22, 2**22 + 0.5, 2**23, 1.5 * 2**23, 2**24])
+        x = np.concatenate([np.arange(-700, 700, dtype=np.float32) / 4, ends, odd])
+        x = rng.permutation(np.concatenate([x, -x, np.float32(rng.standard_normal(500) * 90)]))
+    x[np.isnan(x) & (rng.random(x.size) < 0.5)] *= -1
+    before = x.copy()
+    bounds = [(info.min, info.max, 0), (info.min + 1, info.max - 1, 1)]
+    for s, z, (lo, hi, nan) in [
+        (0.5, 0, bounds[0]), (1.0, 1, bounds[0]), (0.3, -1, bounds[1]), (1.0, 2**20, bounds[0]),
+        (1.0, -(2**20), bounds[1]),
+    ]:  # fmt: skip
+        z = kind(z) + (np.float32(0.3) if name == "float zero point" and abs(z) < 2 else kind(0))
+        with np.errstate(all="ignore"):
+            code = np.clip(exact(x, np.float32(s), z), lo, hi)
+            expected = np.where(np.isnan(x), nan, code).astype(np.int64)
+        expected = (expected & (2**info.bits - 1)).astype(unsigned)
+        for n, i in [*((n, n % 19) for n in range(1, 100)), (600, 0), (601, 5), (x.size - 16, 16)]:
+            y, done = np.zeros(x.size + 9, target), np.zeros(1, bool)
+            kernel(n, n, (n % 2 == 0, i, s, z, lo, hi, nan, x, y, done), ())
+            got = y.view(unsigned)
+            assert done[0] == (n >= 32)
+            n = n if done[0] else 0
+            np.testing.assert_array_equal(got[i : i + n], expected[i : i + n], f"{n} from {i}")
+            assert not got[:i].any()
+            assert not got[i + n :].any()
+    assert before.tobytes() == x.tobytes()
+
+
+@of_x86
 @pytest.mark.parametrize(("name", "features", "many", "at_once"), [
     ("znver4", "+avx2,+avx512bw", True, False), ("haswell", "+avx2", False, False),
     ("znver4", "+avx2,+avx512bw,+avx512dq,+avx512bf16", True, True),
@@ -583,7 +667,7 @@ MADE = [(t, np.int32, False) for t in (np.int8, np.uint8, *SUB_BYTE)] + [
 @pytest.mark.parametrize(("target", "source", "at_once"), MADE, ids=str)
 def test_elements_made_of_many_values(target, source, at_once, monkeypatch):
     """The same as one by one, also where the processor has a better way, or a worse one."""
-    monkeypatch.setattr(packs, "pay_for", lambda kind: kind in packs._BITS)
+    monkeypatch.setattr(packs, "pay_for", lambda kind: kind in packs.BITS)
     monkeypatch.setattr(bfloat16, "pays", lambda: True)
     monkeypatch.setattr(bfloat16, "compiled_for", lambda feature: at_once)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numba import types
 
 from npquant import primitives as p
+from npquant.cpu import codes
 from npquant.cpu.instructions import (
     arithmetic,
     as_functions,
@@ -90,6 +91,8 @@ def _widened(v):
 
 @teach(p.widen)
 def _widen(v):
+    if isinstance(v, codes.Lanes):
+        return first(v)
     return TO_FLOAT32[v] if isinstance(v, Storage) else cast([v], _widened(v))
 
 
@@ -181,6 +184,8 @@ def _by_precision(v, single, double):
 
 @teach(p.times)
 def _times(x, s):
+    if isinstance(x, codes.Lanes):
+        return codes.arithmetic("fmul", x, s)
     if isinstance(x, Storage) or isinstance(s, Storage):
         if isinstance(x, types.Integer):
             return lambda x, s: p.like(x, s) * s
@@ -190,6 +195,8 @@ def _times(x, s):
 
 @teach(p.over)
 def _over(x, s):
+    if isinstance(x, codes.Lanes):
+        return codes.arithmetic("fdiv", x, s)
     if isinstance(x, Storage) or isinstance(s, Storage):
         if isinstance(x, types.Integer):
             return lambda x, s: p.like(x, s) / s
@@ -199,6 +206,8 @@ def _over(x, s):
 
 @teach(p.plus)
 def _plus(t, z):
+    if isinstance(t, codes.Lanes):
+        return codes.arithmetic("fadd", t, z)
     if isinstance(t, Storage) or isinstance(z, Storage):
         if isinstance(z, types.Integer):
             return lambda t, z: t + p.like(z, t)
@@ -256,6 +265,8 @@ def _widened_alone(v):
 
 @teach(p.rounded_code)
 def _rounded_code(t, zero_point, lo, hi, nan, other):
+    if isinstance(t, codes.Lanes):
+        return codes.rounded_codes(t, zero_point, lo, hi, nan, other)
     if isinstance(t, Storage):
         alone = _widened_alone(t)
         return lambda t, zero_point, lo, hi, nan, other: p.rounded_code(

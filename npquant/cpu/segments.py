@@ -18,6 +18,7 @@ import numpy as np
 from npquant.cpu import strided, table, together
 from npquant.cpu.borrowed import keep, width
 from npquant.cpu.checks import usual
+from npquant.cpu.codes import codes_of
 from npquant.cpu.every_second import brought, rooms_for
 from npquant.cpu.fetching import beyond_second, fetch, to_line
 from npquant.cpu.lines import (
@@ -50,7 +51,7 @@ RUNS = 256
 
 def runs_of(parameters: Function, element: Function, past: bool) -> Function:
     """The loop of long runs, and whether it writes `past` the caches."""
-    stretch_past, pairs = stretch_of(element), pairs_of(element)
+    stretch_past, pairs, codes = stretch_of(element), pairs_of(element), codes_of(element)
 
     def runs(
         begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -71,6 +72,9 @@ def runs_of(parameters: Function, element: Function, past: bool) -> Function:
         while begin < end:
             stop = min(begin + inner - skip, end)
             p = parameters(x, at(scale, c), at(zero_point, c), constants, y)
+            if not past and codes(x, np.uintp(begin), stop - begin, p, constants, y,
+                                  np.uintp(begin), mask, fetched):  # fmt: skip
+                begin = stop
             while begin < stop:
                 m = stop - begin
                 if past:
@@ -153,7 +157,7 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
 
     It writes `past` the caches where asked to, if the length divides what waits.
     """
-    stretch_past, pairs = stretch_of(element), pairs_of(element)
+    stretch_past, pairs, codes = stretch_of(element), pairs_of(element), codes_of(element)
 
     def blocks(
         begin: Any, end: Any, look: Any, least: Any, most: Any, first: Any, channels: Any,
@@ -189,6 +193,8 @@ def blocks_of(parameters: Function, element: Function, bits: int, past: bool = F
                 if past:
                     fetch_past(x, y, base, length)
                     held = stretch_past(u, at_u, base, length, p, constants, y, waiting, held)
+                    continue
+                if codes(u, at_u, length, p, constants, y, base, mask, False):
                     continue
                 value, _ = element(each(u, at_u), p, constants, y)  # for its type alone
                 room = together.room(LONG, x, value, y)

@@ -44,7 +44,7 @@ def quantize(x: Any, p: Any, constants: Any, y: Any) -> Any:
     """rint(x / scale) + zero_point, clamped to [lo, hi]; a NaN becomes `nan`."""
     inverse, zero_point = p
     lo, hi, nan = constants
-    return rounded_code(widen(x) * inverse, zero_point, lo, hi, nan, item(y)), True
+    return rounded_code(times(widen(x), inverse), zero_point, lo, hi, nan, item(y)), True
 
 
 #: Whatever is added to it stays what it is.
