@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -22,14 +21,11 @@ from npquant.cpu.fetching import prefetch
 from npquant.cpu.instructions import Instructions
 from npquant.cpu.lines import AHEAD, LINE, LONG
 from npquant.cpu.lowered import lowered
+from npquant.formulas.guesses import MIDDLE, MIDDLE_BITS
 
 #: Elements that are done together, and bytes of what they are made of.
 LANES, _SIZE = packs.AT_A_TIME, 4
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
-
-#: Added to a float32 between -2**22 and 2**22, it leaves an integer in the last bits.
-_MIDDLE = np.float32(1.5 * 2**23)
-_MIDDLE_BITS = int(_MIDDLE.view(np.int32))
 
 
 class Lanes(types.Type):  # type: ignore[misc]
@@ -84,10 +80,10 @@ def _codes_of(builder: Any, t: Any, zero_point: Any, constants: Any, kind: Any) 
     """What `t` is rounded to, and a zero point, clamped; and what a NaN becomes."""
     # As `rounded_code` has it: within 2**22 the integer is in the low bits of the sum; beyond, the
     # sum is below any code or above. A negative one would overflow.
-    total = builder.fadd(t, ir.Constant(t.type, [float(_MIDDLE)] * LANES))
+    total = builder.fadd(t, ir.Constant(t.type, [float(MIDDLE)] * LANES))
     words = ir.VectorType(_WORD, LANES)
     total = _call(builder, "smax.v32i32", builder.bitcast(total, words), ir.Constant(words, None))
-    zero_point = _of_all(builder, builder.sub(zero_point, _WORD(_MIDDLE_BITS)))
+    zero_point = _of_all(builder, builder.sub(zero_point, _WORD(int(MIDDLE_BITS))))
     parts = _parts(builder, builder.add(total, zero_point))
     pack, sign = ("packuswb", "u") if kind in packs.UNSIGNED else ("packsswb", "s")
     codes = packs.packed(builder, parts, "packssdw", pack)
